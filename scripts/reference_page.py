@@ -13,7 +13,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -28,7 +28,7 @@ from launcher.config.compose import CONF_DIR  # noqa: E402
 from launcher.config.overrides import STAGES  # noqa: E402
 from launcher.config.schema import RunConfig  # noqa: E402
 from launcher.config.sources import Sources, TreeFile  # noqa: E402
-from launcher.config.values import Arguments, Words  # noqa: E402
+from launcher.config.values import Arguments, Words, fields_of, models_in  # noqa: E402
 from launcher.images.recipes import GROUP as IMAGE  # noqa: E402
 from launcher.images.recipes import RecipeConfig  # noqa: E402
 
@@ -46,7 +46,8 @@ and which file or override decided it. What is below `training.trainer`, `traini
 recipe's ([recipes](recipes.md)): `slipway image render nemo image.flavor=dev`.
 """
 
-_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
+_WORDS = {str: "text", Path: "text", int: "whole number", float: "number"}
+_WORDS |= {bool: "true or false", type(None): "null"}
 # Types of keys whose validators take more than the type of their values.
 _WIDER = {
     get_args(Words)[1]: "text or list of text or null",
@@ -108,7 +109,7 @@ class Page:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
 
-    def section(self, path: str, model: type[BaseModel]) -> Iterator[str]:
+    def section(self, path: str, model: type) -> Iterator[str]:
         yield f"## `{path}`\n" if path else "## The root\n"
         place = self._place(path) if path else None
         about = place.above if place and not place.default else []
@@ -116,7 +117,7 @@ class Page:
             yield f"{_cell(' '.join(about))}\n"
         yield "| key | type | default | meaning |\n|---|---|---|---|"
         below = {}
-        for name, field in model.model_fields.items():
+        for name, field in fields_of(model).items():
             inner = _model(field.annotation)
             if inner is not None and get_origin(field.annotation) is dict:
                 # Of a mapping the names are the user's own: the keys below one of them.
@@ -158,9 +159,9 @@ def _cell(text: str) -> str:
     return text.removesuffix(".") if "." not in text[:-1] else text
 
 
-def _model(annotation: Any) -> type[BaseModel] | None:
-    options = get_args(annotation) or (annotation,)
-    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+def _model(annotation: Any) -> type | None:
+    """Return the model of a node, or of the nodes in a mapping; entries of a list have no section."""
+    return None if get_origin(annotation) is list else next(models_in(annotation), None)
 
 
 def _type(annotation: Any) -> str:
@@ -179,6 +180,8 @@ def _type(annotation: Any) -> str:
         return f"list of {len(arguments)} {_type(arguments[0])}s"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "the keys below"
+    if is_dataclass(annotation):
+        return "text or mapping"
     return _WORDS.get(annotation, "mapping" if annotation is dict else "anything")
 
 

@@ -6,32 +6,26 @@ schema would rot.
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field
 
 from launcher.config.values import (
-    ErrorLimit,
-    FilterEntry,
     Line,
     LineList,
     Memory,
     Option,
     PathOrKeys,
     Positive,
-    Sha256,
-    SourceText,
-    Splits,
     Steps,
     Text,
     TimeLimit,
     Whole,
 )
-
-ModelType = Literal["gpt", "t5", "bert"]
-SourceFormat = Literal["auto", "txt", "jsonl", "parquet", "wikipedia", "tar"]
+from slipway.common.sections import DataPreparation, ModelType
 
 _building = threading.RLock()
 
@@ -78,6 +72,18 @@ class StageConfig(StrictModel):
     run: RunConfigNode
 
 
+@dataclass(frozen=True, kw_only=True)
+class StageSection:
+    """The node of a stage whose other keys the job reads again."""
+
+    run: RunConfigNode
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPreparationConfig(DataPreparation, StageSection):
+    """The `data_preparation` node: sources to a tokenizer and Megatron's .bin/.idx."""
+
+
 class TrainingRunNode(RunConfigNode):
     """The `run` node of the training stage; `model_type` chooses the script that trains."""
 
@@ -121,88 +127,6 @@ class TrainingConfig(StageConfig):
     # NeMo's too, in the families that have them.
     name: Line | None = None
     restore_from_path: Line | None = None
-
-
-class SourceConfig(StrictModel):
-    """One source of a data preparation, where a path or URL alone does not say enough."""
-
-    path: SourceText | None = None
-    url: SourceText | None = None
-    sha256: Sha256 | None = None
-    format: SourceFormat | None = None
-    text_key: Line | None = None
-    name: Line | None = None
-
-
-def _text_or_mapping(value: Any) -> str:
-    return "[mapping]" if isinstance(value, (Mapping, SourceConfig)) else "[text]"
-
-
-# Told apart by form, so that a mistake in one is not reported as one in the other too.
-Source = Annotated[
-    Annotated[SourceText, Tag("[text]")] | Annotated[SourceConfig, Tag("[mapping]")],
-    Discriminator(_text_or_mapping),
-]
-
-
-class MinHashConfig(StrictModel):
-    """The near duplicates that are dropped: see datatrove's `MinhashConfig`."""
-
-    ngram: Whole = Field(5, ge=1)
-    buckets: Whole = Field(14, ge=1)
-    hashes_per_bucket: Whole = Field(8, ge=1)
-    language: Line | None = None
-
-
-class DeduplicationConfig(StrictModel):
-    """The duplicate documents that are dropped."""
-
-    exact: bool
-    minhash: MinHashConfig | None
-
-
-class TokenizerConfig(StrictModel):
-    """The tokenizer of a data preparation, where it is neither in `tokenizer_dir` nor trained."""
-
-    file: Line | None
-    url: Line | None
-    sha256: Sha256 | None
-    vocab_url: Line | None
-    vocab_sha256: Sha256 | None
-    merges_url: Line | None
-    merges_sha256: Sha256 | None
-    end_of_document: Line | None
-
-
-class DataPreparationConfig(StageConfig):
-    """The `data_preparation` node: sources to a tokenizer and Megatron's .bin/.idx."""
-
-    inputs: list[Source] = Field(min_length=1)
-    pattern: Line
-    format: SourceFormat
-    text_key: Line
-    filters: list[FilterEntry]
-    deduplicate: DeduplicationConfig
-    tokenizer_dir: Line
-    vocab_size: int | None = Field(ge=257)
-    tokenizer: TokenizerConfig
-    append_eod: bool
-    splits: Splits | None
-    output_prefix: Line
-    replace: bool
-    work_dir: Line
-    shard_bytes: Whole = Field(ge=1024)
-    tasks: Whole = Field(ge=1)
-    workers: int = Field(ge=1)
-    phase: Literal["fetch", "tokenize", "merge"] | None
-    on_error: Literal["raise", "skip"]
-    max_errors: ErrorLimit
-    max_files: int | None = Field(ge=1)
-    max_bytes: int | None = Field(ge=1)
-    max_document_bytes: Whole = Field(ge=1)
-    max_expansion: Whole = Field(ge=1)
-    download_timeout: Whole = Field(ge=1)
-    seed: int
 
 
 class TrainedRun(StrictModel):

@@ -5,22 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal
+from dataclasses import is_dataclass
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from launcher.attained import InvalidEntry, attained
 from launcher.errors import UserError, did_you_mean, escape, nearest, setting
 from launcher.slurm.notations import parse_time_limit
 from launcher.slurm.sbatch_options import check_array, checked_name, key_hint
+from slipway.common.sections import one_line
 
 # How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
 _LONGEST_WARNING = 65535
-
-# Part of the names of files.
-_SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
-_ROUNDING = 1e-6
 
 
 def matching(pattern: str, problem: str) -> AfterValidator:
@@ -73,13 +72,6 @@ def _as_text(value: Any) -> Any:
     return value
 
 
-def _one_line(value: str) -> str:
-    if re.search(r"[\0\n\r]", value):
-        what = "a NUL character" if "\0" in value else "a line break"
-        raise ValueError(f"{what} cannot be part of a value in a job script")
-    return value
-
-
 def _joined(value: Any) -> Any:
     # Hydra takes a list on the command line more easily than a text with commas.
     if isinstance(value, list):
@@ -98,7 +90,7 @@ def _flag_value(value: Any) -> Any:
         return value
     if not isinstance(value, (int, float, str)):
         raise ValueError("expected text, a number, or true for a flag without a value")
-    return _one_line(_as_text(value))
+    return one_line(_as_text(value))
 
 
 def _with_array(flags: dict[str, bool | str | None]) -> dict[str, bool | str | None]:
@@ -192,49 +184,6 @@ def _if_percent(value: float) -> str:
     return f"; did you mean {value / 100:g}?" if 1 <= value <= 100 else ""
 
 
-# datatrove's filters that `corpus` knows by these names (slipway/corpus/cleaning.py; a test compares).
-FILTERS = (
-    *("gopher_quality", "gopher_repetition", "c4_quality", "c4_paragraph"),
-    *("fineweb_quality", "regex", "language", "fasttext"),
-)
-
-# Of URLs of sources (slipway/corpus/remotes.py).
-SCHEMES = ("https", "http", "s3")
-
-
-def _source(value: str) -> str:
-    scheme, separator, _ = value.partition("://")
-    if separator and scheme not in SCHEMES:
-        raise ValueError(f"no source can be read by {scheme}; valid: {', '.join(SCHEMES)}, or a path")
-    return value
-
-
-def _filter_entry(value: Any) -> Any:
-    name, options = value, None
-    if isinstance(value, dict) and len(value) == 1:
-        ((name, options),) = value.items()
-    if not isinstance(name, str) or not isinstance(options or {}, dict):
-        raise ValueError("expected the name of a filter, or {NAME: {OPTION: VALUE}}")
-    if name not in FILTERS:
-        raise ValueError(f"there is no filter {name}; {did_you_mean(name, FILTERS)}")
-    return {name: options} if options else name
-
-
-def _splits(value: dict[str, float]) -> dict[str, float]:
-    if not value or not all(_SPLIT.fullmatch(name) for name in value):
-        raise ValueError("expected names and shares, such as {train: 0.98, validation: 0.01, test: 0.01}")
-    if not all(0 < share <= 1 for share in value.values()) or abs(sum(value.values()) - 1) > _ROUNDING:
-        raise ValueError(f"the shares are {sum(value.values()):g} in all, and must be 1")
-    return value
-
-
-def _error_limit(value: Any) -> Any:
-    is_count = type(value) is int and value >= 0
-    if is_count or (type(value) is float and 0 <= value < 1):
-        return value
-    raise ValueError("expected a share of the documents below 1, such as 0.001, or a whole number of them")
-
-
 def _path_or_keys(value: Any) -> Any:
     if value is None or isinstance(value, str | dict):
         return value
@@ -248,7 +197,7 @@ def _listed(value: Any) -> Any:
 
 
 # Every text of ours reaches a script, where it is part of a line.
-Line = Annotated[str, AfterValidator(_one_line)]
+Line = Annotated[str, AfterValidator(one_line)]
 Text = Annotated[Line, BeforeValidator(_as_text)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Option = Annotated[Text | None, AfterValidator(_not_empty)]
@@ -263,15 +212,6 @@ Utilization = Annotated[float, AfterValidator(_utilization)]
 Share = Annotated[float, AfterValidator(_share)]
 GpuCount = Annotated[int, BeforeValidator(_gpu_count)]
 Positive = Annotated[float, AfterValidator(_positive)]
-SourceText = Annotated[Line, AfterValidator(_source)]
-Sha256 = Annotated[
-    Text,
-    matching(r"[0-9a-fA-F]{64}", "not a SHA-256, which has 64 hexadecimal digits"),
-    AfterValidator(str.lower),
-]
-FilterEntry = Annotated[str | dict[str, dict[str, Any]], BeforeValidator(_filter_entry)]
-Splits = Annotated[dict[Line, float], AfterValidator(_splits)]
-ErrorLimit = Annotated[int | float, BeforeValidator(_error_limit)]
 Memory = Annotated[Text, AfterValidator(_memory)]
 FlagName = Annotated[Line, AfterValidator(checked_name)]
 Flags = Annotated[
@@ -301,6 +241,7 @@ _EXPECTED = {
     "list_": "a list, such as [a, b]",
     "dict_": _KEYS,
     "model_": _KEYS,
+    "dataclass_": _KEYS,
     "mapping_": _KEYS,
     "finite_number": "a finite number",
     "literal_error": "{expected}",
@@ -322,7 +263,7 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     # "[key]": a mapping's key, not its value, is wrong. Other words in brackets are forms of a value.
     location = [part for part in detail["loc"] if not str(part).startswith("[")]
     key = ".".join(str(part) for part in ([path] if path else []) + location)
-    if detail["type"] == "extra_forbidden":
+    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         near = did_you_mean(str(location[-1]), _fields_at(model, location[:-1]))
         if key.rpartition(".")[0] == "cluster":
             near = key_hint(str(location[-1])) or near
@@ -355,17 +296,26 @@ def _told(detail: Any) -> str:
     return str(detail["msg"][:1].lower() + detail["msg"][1:])
 
 
-def _fields_at(model: type[BaseModel], location: list[Any]) -> Iterator[str]:
+def fields_of(model: type) -> dict[str, FieldInfo]:
+    """Return the keys of a node, whose model is pydantic's or a dataclass."""
+    if issubclass(model, BaseModel):
+        return model.model_fields
+    hints = get_type_hints(model, include_extras=True)
+    return {name: FieldInfo.from_annotation(hint) for name, hint in hints.items()}
+
+
+def _fields_at(model: type, location: list[Any]) -> Iterator[str]:
     """Return the keys that are valid in the node at `location` below `model`."""
     for part in location:
-        if part not in model.model_fields:
+        if part not in fields_of(model):
             continue  # a name in a mapping of nodes
-        model = next(_models_in(model.model_fields[part].annotation))
-    yield from model.model_fields
+        model = next(models_in(fields_of(model)[part].annotation))
+    yield from fields_of(model)
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def models_in(annotation: Any) -> Iterator[type]:
+    """Yield the models of nodes in a type."""
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         yield annotation
     for part in getattr(annotation, "__args__", ()):
-        yield from _models_in(part)
+        yield from models_in(part)

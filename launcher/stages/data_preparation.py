@@ -7,22 +7,23 @@ has a log, a state and a history that the verbs about jobs show, and can be laun
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from launcher.config.schema import RunConfig
-from launcher.config.stage_schema import DataPreparationConfig, SourceConfig
+from launcher.config.stage_schema import DataPreparationConfig
 from launcher.errors import setting_error
 from launcher.plan import Job, Queue
 from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
-from launcher.stages.stage import Stage, StageRun
+from launcher.stages.stage import Stage, StageRun, section
 from slipway.arithmetic.globs import split_glob
+from slipway.common.sections import Input, Phase
 
 STAGE: Final = "data_preparation"
 # The parts, in their order, with what is added to the name of the run.
-PHASES = {"fetch": "_fetch", "tokenize": "", "merge": "_merge"}
+PHASES: dict[Phase, str] = {"fetch": "_fetch", "tokenize": "", "merge": "_merge"}
 
 # The option of a filter that names the file of a model.
 _MODEL = "model"
@@ -42,26 +43,27 @@ def _by_phase(config: RunConfig, preparation: DataPreparationConfig) -> list[Run
     return [_of_phase(config, preparation, phase) for phase in PHASES]
 
 
-def _of_phase(config: RunConfig, preparation: DataPreparationConfig, phase: str) -> RunConfig:
+def _of_phase(config: RunConfig, preparation: DataPreparationConfig, phase: Phase) -> RunConfig:
     run, suffix = preparation.run, PHASES[phase]
     changes: dict[str, Any] = {"name": f"{run.name}{suffix}"}
     if suffix:
         changes["results_dir"] = f"{run.results_dir.rstrip('/')}{suffix}"
     if preparation.phase is None and phase != "fetch":
         changes["dependency"] = None  # what the first part waits for, the others wait for with it
-    own = preparation.model_copy(update={"phase": phase, "run": run.model_copy(update=changes)})
+    own = replace(preparation, phase=phase, run=run.model_copy(update=changes))
     return config.model_copy(update={STAGE: own})
 
 
 def _plan(run: StageRun, preparation: DataPreparationConfig) -> Job:
     """Plan a preparation, or a part of it: one task on one node, or an array of such, without GPUs."""
-    outputs: dict[Path, str | None] = {Path(preparation.output_prefix).parent: f"{STAGE}.output_prefix"}
-    outputs.setdefault(Path(preparation.work_dir).parent, f"{STAGE}.work_dir")
-    outputs.setdefault(Path(preparation.tokenizer_dir), f"{STAGE}.tokenizer_dir")
+    outputs: dict[Path, str | None] = {preparation.output_prefix.parent: f"{STAGE}.output_prefix"}
+    outputs.setdefault(preparation.work_dir.parent, f"{STAGE}.work_dir")
+    outputs.setdefault(preparation.tokenizer_dir, f"{STAGE}.tokenizer_dir")
     readable = {directory_of(path): f"{STAGE}.inputs" for path in local_inputs(preparation)}
     if preparation.tokenizer.file is not None:
-        readable[Path(preparation.tokenizer.file).absolute()] = f"{STAGE}.tokenizer.file"
-    readable |= dict.fromkeys(_filter_models(preparation), f"{STAGE}.filters")
+        readable[preparation.tokenizer.file] = f"{STAGE}.tokenizer.file"
+    models = (Path(entry.options[_MODEL]) for entry in preparation.filters if _MODEL in entry.options)
+    readable |= dict.fromkeys(models, f"{STAGE}.filters")
     cluster = cpu_cluster(run, cores=preparation.workers)
     payload = trainer_payload(
         run, "slipway.corpus", preparation.phase or "run", options=_options(preparation)
@@ -73,7 +75,7 @@ def _plan(run: StageRun, preparation: DataPreparationConfig) -> Job:
         cluster=cluster,
         variables=cpu_environment(run),
         readable=readable,
-        stage_config={STAGE: _absolute(preparation)},
+        stage_config={STAGE: _node(run, preparation)},
         directories=outputs,
     )
     return replace(job, queue=_queue(job.queue, preparation))
@@ -102,51 +104,21 @@ def _options(preparation: DataPreparationConfig) -> list[str]:
     return [f"--tasks={preparation.tasks}", *([] if _is_array(preparation) else ["--task=0"])]
 
 
-def _absolute(preparation: DataPreparationConfig) -> dict[str, Any]:
+def _node(run: StageRun, preparation: DataPreparationConfig) -> dict[str, Any]:
     """Return the node as the job reads it: its paths do not depend on the directory that it starts in."""
-    node = preparation.model_dump(exclude={"run"})
-    node["inputs"] = [_absolute_source(source) for source in preparation.inputs]
-    node["filters"] = [_absolute_filter(entry) for entry in preparation.filters]
-    for key in ("output_prefix", "work_dir", "tokenizer_dir"):
-        node[key] = str(Path(node[key]).absolute())
-    if preparation.tokenizer.file is not None:
-        node["tokenizer"]["file"] = str(Path(preparation.tokenizer.file).absolute())
-    return node
+    inputs = [replace(entry, path=str(path)) if path else entry for entry, path in _entries(preparation)]
+    return {**section(run), "inputs": [entry.written() for entry in inputs]}
 
 
-def _absolute_source(source: str | SourceConfig) -> str | dict[str, Any]:
-    if isinstance(source, str):
-        return source if _URL.match(source) else str(Path(source).absolute())
-    node = source.model_dump(exclude_none=True)
-    if source.path is not None:
-        node["path"] = _absolute_source(source.path)
-    return node
-
-
-def _absolute_filter(entry: str | Mapping[str, Mapping[str, Any]]) -> str | dict[str, dict[str, Any]]:
-    """Return a filter with the absolute path of its model."""
-    if isinstance(entry, str):
-        return entry
-    return {
-        name: {key: str(Path(value).absolute()) if key == _MODEL else value for key, value in options.items()}
-        for name, options in entry.items()
-    }
-
-
-def _filter_models(preparation: DataPreparationConfig) -> Iterator[Path]:
-    """Yield the files of the models that filters classify with."""
-    for entry in preparation.filters:
-        for options in entry.values() if not isinstance(entry, str) else ():
-            if _MODEL in options:
-                yield Path(options[_MODEL]).absolute()
+def _entries(preparation: DataPreparationConfig) -> Iterator[tuple[Input, Path | None]]:
+    """Yield the inputs, each with its absolute path if it is no address."""
+    for entry in preparation.inputs:
+        yield entry, Path(entry.path).absolute() if entry.path and not _URL.match(entry.path) else None
 
 
 def local_inputs(preparation: DataPreparationConfig) -> Iterator[Path]:
     """Yield the sources that are files, directories or globs, as absolute paths."""
-    for source in preparation.inputs:
-        text = source if isinstance(source, str) else source.path
-        if text is not None and not _URL.match(text):
-            yield Path(text).absolute()
+    return (path for _, path in _entries(preparation) if path)
 
 
 def directory_of(path: Path) -> Path:
@@ -156,7 +128,7 @@ def directory_of(path: Path) -> Path:
 
 def _writes(_config: RunConfig, preparation: DataPreparationConfig) -> Iterator[Path]:
     prefix = preparation.output_prefix
-    yield from (Path(prefix), Path(preparation.tokenizer_dir))
+    yield from (prefix, preparation.tokenizer_dir)
     yield from (Path(f"{prefix}_{split}") for split in preparation.splits or ())
 
 

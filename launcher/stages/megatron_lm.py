@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from launcher.config.schema import RunConfig, parse
-from launcher.config.stage_schema import ModelType, StrictModel, TrainingConfig
+from launcher.config.stage_schema import StrictModel, TrainingConfig
 from launcher.config.values import Whole
 from launcher.errors import UserError, literal, setting_error
 from launcher.plan import Payload, Resources
@@ -33,6 +33,7 @@ from launcher.stages.megatron_lm_model import (
 )
 from launcher.stages.names_and_paths import checked_path
 from launcher.stages.stage import Engine, StageRun, refuse_resume
+from slipway.common.sections import ModelType
 
 # NeMo's schedules, and the curve of Megatron-LM that each is after its warm-up.
 _DECAY = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from launcher.config.stage_schema import ModelType
 from launcher.errors import UserError, literal, setting_error
+from slipway.common.sections import ModelType
 
 # An option and its value: None leaves it out, and a tuple gives it several values, or none.
 Option = tuple[str, object]

@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from launcher.config.schema import ClusterConfig, RunConfig, parse
-from launcher.config.stage_schema import ResumeNode, RunConfigNode, StageConfig, TrainingConfig
+from launcher.config.stage_schema import (
+    ResumeNode,
+    RunConfigNode,
+    StageConfig,
+    StageSection,
+    TrainingConfig,
+)
 from launcher.errors import UserError, literal, setting_error
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.job_environment import add_environment
 from launcher.stages.names_and_paths import SAFE_NAME
 
-Node = TypeVar("Node", bound=StageConfig)
+Node = TypeVar("Node", bound=StageConfig | StageSection)
 
 # File systems take names of 255 bytes; those of the files have a prefix, a suffix and a job's id besides.
 _LONGEST_NAME = 200
@@ -50,7 +56,12 @@ class StageRun:
         return "base_results_dir" if is_ours else f"{self.stage}.run.results_dir"
 
 
-def _unchanged(config: RunConfig, _node: StageConfig) -> Sequence[RunConfig]:
+def section(run: StageRun) -> dict[str, Any]:
+    """Return the stage's node as its job reads it."""
+    return dict(run.config.model_dump(include={run.stage}, exclude={run.stage: {"run"}})[run.stage])
+
+
+def _unchanged(config: RunConfig, _node: StageConfig | StageSection) -> Sequence[RunConfig]:
     return [config]
 
 
@@ -58,7 +69,7 @@ def _as_it_is(node: Node, _before: RunConfig) -> Node:
     return node
 
 
-def _nothing(_config: RunConfig, _node: StageConfig) -> Iterable[Path]:
+def _nothing(_config: RunConfig, _node: StageConfig | StageSection) -> Iterable[Path]:
     return ()
 
 

@@ -82,7 +82,7 @@ def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
 
     # A mistake ends the first job rather than each task of the next.
     Cleaner(preparation.filters)
-    duplicates.check(preparation.minhash)
+    duplicates.check(preparation.deduplicate.minhash)
     files = collect(preparation)
     obtain(preparation, files)
     is_complete(load_plan(preparation))

@@ -21,8 +21,8 @@ from slipway.corpus.errors import UserError, missing_library, suggest
 from slipway.corpus.files import sha256_of
 
 if TYPE_CHECKING:
+    from slipway.common.sections import Filter
     from slipway.corpus.documents import Document
-    from slipway.corpus.spec import Filter
 
 EXTRA = "cleaning"
 _KEY = "data_preparation.filters"
@@ -220,11 +220,6 @@ def _missing(error: ImportError, purpose: str) -> UserError:
 
 def _build(entry: Filter) -> Any:
     """Return datatrove's block for an entry of the configuration."""
-    if entry.name not in FILTERS:
-        valid = ", ".join(FILTERS)
-        raise UserError(
-            f"{_KEY}: unknown filter '{entry.name}'; valid are {valid}{suggest(entry.name, FILTERS)}"
-        )
     block = FILTERS[entry.name]
     kind = getattr(load_datatrove("pipeline.filters"), block.name)
     options = _checked(entry, kind, has_model=block.models is not None)

@@ -25,7 +25,7 @@ from slipway.corpus.cleaning import DropCounts, load_datatrove, load_words
 from slipway.corpus.workers import map_unordered
 
 if TYPE_CHECKING:
-    from slipway.corpus.spec import MinHash
+    from slipway.common.sections import MinHash
 
 HASH_BYTES = 16
 EXACT, NEAR = "exact_duplicate", "near_duplicate"

@@ -10,11 +10,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast, get_args
 
+from slipway.common.sections import DataPreparation, SourceFormat
 from slipway.corpus.errors import UserError, missing_library, suggest
-from slipway.corpus.spec import COMPRESSIONS, FORMATS, MAX_EXPANSION
 
+FORMATS = get_args(SourceFormat)[1:]
+COMPRESSIONS = ("gz", "zst", "bz2", "xz")
 FORMATS_BY_SUFFIX = {
     ".txt": "txt",
     ".text": "txt",
@@ -173,7 +175,9 @@ def _check_content(head: bytes, name: str, kind: str | None, packed: str | None)
         raise UserError(f"{name}: {defect}")
 
 
-def open_stream(path: Path, compression: str | None, max_expansion: int = MAX_EXPANSION) -> BinaryIO:
+def open_stream(
+    path: Path, compression: str | None, max_expansion: int = DataPreparation.max_expansion
+) -> BinaryIO:
     """Open a file for reading, decompressed; broken data raises `DamagedError`, a bomb `ExpansionError`."""
     if compression is None:
         return path.open("rb", buffering=_BUFFER)

@@ -26,10 +26,9 @@ from slipway.corpus.decoding import open_decoder
 from slipway.corpus.documents import Document
 from slipway.corpus.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, LeftOut, UserError, named, suggest
 from slipway.corpus.files import sha256_of
-from slipway.corpus.formats import UnknownFormatError, recognize
+from slipway.corpus.formats import FORMATS, UnknownFormatError, recognize
 from slipway.corpus.readers import parquet_row_groups, read
 from slipway.corpus.sources import choose, search
-from slipway.corpus.spec import FORMATS
 from slipway.corpus.units import Piece, SourceFile
 
 Advance = Callable[[int], None]

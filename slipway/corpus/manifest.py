@@ -59,7 +59,7 @@ def _check_replaceable(plan: Plan, manifest: dict[str, Any] | None) -> None:
     preparation, marker = plan.preparation, published_key(plan)
     if preparation.replace or (marker.is_file() and marker.read_text() == plan.key):
         return
-    prefixes = [preparation.prefix_of(name) for name, _ in preparation.splits] or [preparation.output_prefix]
+    prefixes = [preparation.prefix_of(name) for name in preparation.splits or (None,)]
     paths = [Path(f"{prefix}{suffix}") for prefix in prefixes for suffix in (".bin", ".idx")]
     what = "without a manifest that can be read"
     if manifest is not None:
@@ -189,6 +189,6 @@ def summary(plan: Plan, manifest: dict[str, Any]) -> str:
 
 def _split_counts(plan: Plan, manifest: dict[str, Any]) -> Iterator[str]:
     documents = {entry["path"]: entry.get("documents") for entry in manifest["outputs"]}
-    for split, _ in plan.preparation.splits:
+    for split in plan.preparation.splits or ():
         count = documents[f"{plan.preparation.prefix_of(split).name}.bin"]
         yield f"{split} {count:,}" if count else f"{split} has none"

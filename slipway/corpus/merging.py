@@ -92,14 +92,14 @@ def _deduplicate(
 ) -> npt.NDArray[np.bool_] | None:
     """Return True for each document that stays; None if all do. Count the others."""
     preparation = plan.preparation
-    if not preparation.exact and preparation.minhash is None:
+    if not preparation.deduplicate.exact and preparation.deduplicate.minhash is None:
         return None
     say(f"merge: looking for duplicates among {sum(counts):,} documents")
     repeated = duplicates.find(
         counts,
-        [shard.path(".hashes") for shard in shards] if preparation.exact else None,
-        [shard.path(".minhash") for shard in shards] if preparation.minhash else None,
-        preparation.minhash,
+        [shard.path(".hashes") for shard in shards] if preparation.deduplicate.exact else None,
+        [shard.path(".minhash") for shard in shards] if preparation.deduplicate.minhash else None,
+        preparation.deduplicate.minhash,
         preparation.work_dir / "duplicates",
         preparation.workers,
     )
@@ -131,7 +131,7 @@ def _write(
     """
     preparation = plan.preparation
     dtype = token_type(plan.tokenizer.vocabulary_size)
-    names: list[str | None] = [name for name, _ in preparation.splits] or [None]
+    names: list[str | None] = list(preparation.splits or ()) or [None]
     preparation.output_prefix.parent.mkdir(parents=True, exist_ok=True)
     for path in abandoned(preparation.output_prefix.parent, preparation.output_prefix.name):
         path.unlink(missing_ok=True)
@@ -163,7 +163,7 @@ def _targets(
     targets = np.zeros(count, np.int64)
     if plan.preparation.splits:
         # Documents of the same text are in the same split, so that none is held out that was trained on.
-        bounds = np.cumsum([share for _, share in plan.preparation.splits])[:-1]
+        bounds = np.cumsum(list(plan.preparation.splits.values()))[:-1]
         shares = shard.hashes()[:, 0] / 2.0**64
         targets = np.searchsorted(bounds, shares, side="right").astype(np.int64)
     if kept is not None:

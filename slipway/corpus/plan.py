@@ -13,7 +13,7 @@ from slipway.corpus import tokenizers
 from slipway.corpus.cleaning import identity
 from slipway.corpus.shards import ShardPaths
 from slipway.corpus.sources import read_sources
-from slipway.corpus.spec import MAX_DOCUMENT_BYTES, Preparation
+from slipway.corpus.spec import Preparation
 from slipway.corpus.tokenizers import TokenizerFiles
 from slipway.corpus.units import SourceFile, Unit, divide
 
@@ -40,15 +40,15 @@ class Plan:
     def options(self) -> dict[str, Any]:
         """Return the options that change the result."""
         preparation, limit = self.preparation, self.preparation.max_document_bytes
-        limits = {} if limit == MAX_DOCUMENT_BYTES else {"max_document_bytes": limit}
+        limits = {} if limit == Preparation.max_document_bytes else {"max_document_bytes": limit}
         return limits | {
             "append_eod": preparation.append_eod,
             "filters": identity(preparation.filters),
             "deduplicate": {
-                "exact": preparation.exact,
-                "minhash": preparation.minhash and asdict(preparation.minhash),
+                "exact": preparation.deduplicate.exact,
+                "minhash": preparation.deduplicate.minhash and asdict(preparation.deduplicate.minhash),
             },
-            "splits": dict(preparation.splits) or None,
+            "splits": preparation.splits,
             "on_error": preparation.on_error,
             "seed": preparation.seed,
         }
@@ -56,7 +56,7 @@ class Plan:
     @cached_property
     def versions(self) -> dict[str, str | None]:
         """Return the versions of the libraries that decide on the tokens."""
-        cleans = bool(self.preparation.filters) or self.preparation.minhash is not None
+        cleans = bool(self.preparation.filters) or self.preparation.deduplicate.minhash is not None
         return {name: _version(name) for name in (*_LIBRARIES, *(_CLEANING if cleans else ()))}
 
     @cached_property

@@ -27,7 +27,6 @@ from urllib.parse import parse_qsl, unquote, urlencode, urljoin, urlsplit, urlun
 
 from slipway.corpus.errors import UserError, missing_library
 
-SCHEMES = ("https", "http", "s3")
 # 408, 425 and 429 ask for another attempt; those from 500 on are the server's own.
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _SECRET_PARAMETER = re.compile(

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.arithmetic.globs import split_glob
-from slipway.corpus.errors import LeftOut, OutsideError, UserError, named, suggest
+from slipway.common.sections import Input
+from slipway.corpus.errors import LeftOut, OutsideError, UserError, named
 from slipway.corpus.fetching import Download, Fetched, Policy, fetch_all, file_name
 from slipway.corpus.files import sha256_of, write_atomically
 from slipway.corpus.formats import auxiliary, recognize
 from slipway.corpus.progress import Progress, say
 from slipway.corpus.readers import parquet_row_groups
-from slipway.corpus.remotes import SCHEMES, Remote, S3File, TransientError, list_s3, remote
-from slipway.corpus.spec import Input, Preparation
+from slipway.corpus.remotes import Remote, S3File, TransientError, list_s3, remote
+from slipway.corpus.spec import Preparation
 from slipway.corpus.units import SourceFile
 
 _VERSION = 1
@@ -172,9 +173,6 @@ def _matches(entry: Input, pattern: str, left_out: list[LeftOut]) -> Iterable[So
     scheme, separator, rest = entry.location.partition("://")
     if not separator:
         return _local_matches(entry, pattern, left_out)
-    if scheme not in SCHEMES:
-        hint = "; a local file is named by its path" if scheme == "file" else suggest(scheme, SCHEMES)
-        raise UserError(f"inputs: {scheme}://...: expected a path, or one of {', '.join(SCHEMES)}{hint}")
     if scheme == "s3":
         bucket, _, key = rest.partition("/")
         if key.endswith("/") or not key or any(character in key for character in _GLOB):
@@ -435,13 +433,14 @@ def _check_copies(files: Sequence[SourceFile], preparation: Preparation) -> None
     # A text file is one document, not a shard of many.
     copy = next((file for file in copies if file.format != "txt"), copies[0])
     message = f"{copy.name}: the same bytes as {first[copy.sha256].name}"
-    if copy.format != "txt" and preparation.on_error == "raise" and not preparation.exact:
+    if copy.format != "txt" and preparation.on_error == "raise" and not preparation.deduplicate.exact:
         raise UserError(
             f"inputs: {message}; leave one out, or set deduplicate.exact=True, which drops its documents, or "
             "on_error=skip, which takes them twice"
         )
     more = f", and {len(copies) - 1:,} more such files" if len(copies) > 1 else ""
-    hint = "their documents are dropped" if preparation.exact else "deduplicate.exact=True leaves them out"
+    is_exact = preparation.deduplicate.exact
+    hint = "their documents are dropped" if is_exact else "deduplicate.exact=True leaves them out"
     say(f"{message}{more}: {hint}")
 
 

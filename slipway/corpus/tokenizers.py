@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from slipway.arithmetic.vocabulary import END_OF_TEXT
+from slipway.common.sections import TokenizerSource
 from slipway.corpus.errors import BadRecord, UserError, missing_library, place, refusal
 from slipway.corpus.fetching import Download, Policy, fetch_all
 from slipway.corpus.files import sha256_of, write_atomically
@@ -26,7 +27,7 @@ from slipway.corpus.formats import FAST, MERGES, PIECES, VOCAB
 from slipway.corpus.progress import Progress, say
 from slipway.corpus.readers import read
 from slipway.corpus.remotes import public_name, remote
-from slipway.corpus.spec import Preparation, TokenizerSource
+from slipway.corpus.spec import Preparation
 from slipway.corpus.units import Piece, SourceFile
 
 _UNFINISHED = ".unfinished-training"

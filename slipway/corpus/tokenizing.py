@@ -145,8 +145,9 @@ class _Worker:
         records = (
             record for piece in unit.pieces for record in read(piece, plan.files[piece.file], leave_out)
         )
+        minhash = preparation.deduplicate.minhash
         with ShardWriter(plan.shard(unit), self._type, preparation.needs_hashes) as shard:
-            signatures = Signatures(shard.minhash, preparation.minhash) if preparation.minhash else None
+            signatures = Signatures(shard.minhash, minhash) if minhash else None
             for batch in _batches(documents_of(records)):
                 texts = [document.text for document in batch]
                 for document, ids in zip(batch, self._encoder.encode_batch(texts), strict=True):

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.corpus.spec import MAX_DOCUMENT_BYTES, MAX_EXPANSION
+from slipway.common.sections import DataPreparation
 
 # Small data sets have this many units at least, so that tasks and workers share them.
 _SHARES = 32
@@ -58,8 +58,8 @@ class SourceFile:
     compression: str | None = None
     text_key: str | None = None
     row_groups: tuple[int, ...] = ()
-    max_document_bytes: int = MAX_DOCUMENT_BYTES
-    max_expansion: int = MAX_EXPANSION
+    max_document_bytes: int = DataPreparation.max_document_bytes
+    max_expansion: int = DataPreparation.max_expansion
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON."""

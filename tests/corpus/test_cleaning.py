@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from slipway.common.sections import Filter
 from slipway.corpus.cleaning import Cleaner, DropCounts, Dropped, identity
 from slipway.corpus.documents import Document
 from slipway.corpus.errors import UserError
-from slipway.corpus.spec import Filter
 
 # Trained by fastText on sentences of a few English (en) and German (de) words; 1,235 bytes.
 MODEL = Path(__file__).with_name("two_languages.bin")
@@ -85,7 +85,6 @@ def test_language_comes_from_a_local_model() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("gopher_qualty", {}, "unknown filter 'gopher_qualty'.*did you mean 'gopher_quality'"),
         ("gopher_quality", {"min_doc_word": 3}, "min_doc_word: unknown option.*did you mean 'min_doc_words'"),
         ("gopher_quality", {"min_doc_words": "3"}, "min_doc_words='3': expected a number, or null"),
         ("gopher_quality", {"language": "english"}, "language='english'.*such as eng"),

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import slipway.corpus.duplicates
+from slipway.common.sections import MinHash
 from slipway.corpus.duplicates import Duplicates, Signatures, find
-from slipway.corpus.spec import MinHash
 
 WORDS = [
     f"{first}{second}" for first in "bcdfghklmn" for second in ("a", "elo", "iro", "un", "est", "or", "ab")

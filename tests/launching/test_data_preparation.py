@@ -13,7 +13,6 @@ import yaml
 from launcher.cli.app import main
 from launcher.config.compose import compose
 from launcher.config.overrides import hydra_value
-from launcher.config.values import FILTERS
 from launcher.drafting import Request, drafts
 from launcher.errors import Mistakes, UserError
 from launcher.launching import Launched, launch_stages
@@ -21,6 +20,7 @@ from launcher.plan import Job
 from launcher.runs.manifest import read_manifest
 from launcher.stages.data_preparation import directory_of
 from launcher.stages.planning import plan_launch
+from slipway.common.sections import FILTERS
 from slipway.corpus.sources import discover
 from slipway.corpus.spec import read as read_specification
 from tests.launching.fake_slurm import FakeSlurm, install, stages
@@ -128,7 +128,7 @@ def test_without_a_queue_one_process_does_the_work_of_all_tasks() -> None:
         (["data_preparation.format=josnl"], "format='josnl': expected 'auto'.*did you mean 'jsonl'"),
         (
             ["data_preparation.filters=[gopher_qualty]"],
-            "no filter gopher_qualty; did you mean 'gopher_quality'",
+            "no filter gopher_qualty; .*; did you mean 'gopher_quality'",
         ),
         (["data_preparation.filters=[{regex: 3}]"], "filters.0=.*expected the name of a filter"),
         (["data_preparation.splits={train: 0.9}"], "the shares are 0.9 in all, and must be 1"),
@@ -139,7 +139,7 @@ def test_without_a_queue_one_process_does_the_work_of_all_tasks() -> None:
         ),
         (["data_preparation.inputs=[{url: x, sha25: ab}]"], "inputs.0.sha25: .*did you mean 'sha256'"),
         (["data_preparation.inputs=['ftp://x/y']"], "inputs.0='ftp://x/y': .*valid: https, http, s3"),
-        (["data_preparation.tasks=0"], "tasks=0: expected 1 or more"),
+        (["data_preparation.tasks=0"], "tasks=0: expected a whole number, 1 or more"),
         (["data_preparation.phase=merg"], "did you mean 'merge'"),
     ],
 )
@@ -202,8 +202,9 @@ def test_all_keys_reach_the_job(tmp_path: Path) -> None:
         ("gopher_quality", {}),
         ("regex", {"regex_exp": "x"}),
     ]
-    assert (spec.exact, spec.minhash.ngram if spec.minhash else None) == (True, 3)
-    assert (spec.splits, spec.on_error, spec.max_errors) == ((("train", 0.9), ("test", 0.1)), "skip", 7)
+    duplicates = spec.deduplicate
+    assert (duplicates.exact, duplicates.minhash.ngram if duplicates.minhash else None) == (True, 3)
+    assert (spec.splits, spec.on_error, spec.max_errors) == ({"train": 0.9, "test": 0.1}, "skip", 7)
     assert spec.tokenizer.url == "https://x/tokenizer.json"
 
 
@@ -301,7 +302,7 @@ def test_check_names_missing_sources_and_tokenizers(
     half = [f"data_preparation.tokenizer_dir={tmp_path}/bpe", "data_preparation.inputs=[a.jsonl]"]
     findings = source_findings(capsys, *half, "data_preparation.tokenizer.file=t.json")
     assert any("it has vocab.json and no merges.txt" in text for text in findings)
-    assert any("tokenizer.file='t.json': there is no such file" in text for text in findings)
+    assert any(f"tokenizer.file='{tmp_path}/t.json': there is no such file" in text for text in findings)
 
 
 def test_a_name_that_looks_like_a_glob_is_that_of_a_file_if_there_is_one(

@@ -154,12 +154,11 @@ def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
             fix = nearest_files(place)
             lost.append(resolver.missing(f"{node}.inputs", str(path), why, fix, at=place))
     file = preparation.tokenizer.file
-    if file is not None and not Path(file).is_file():
-        path = Path(file).absolute()
-        key, why, fix = f"{node}.tokenizer.file", "there is no such file", nearest_files(path)
-        lost.append(resolver.missing(key, file, why, fix, at=path))
+    if file is not None and not file.is_file():
+        key, why, fix = f"{node}.tokenizer.file", "there is no such file", nearest_files(file)
+        lost.append(resolver.missing(key, str(file), why, fix, at=file))
     names = ("vocab.json", "merges.txt", "tokenizer.json")
-    vocab, merges, whole = (Path(preparation.tokenizer_dir) / name for name in names)
+    vocab, merges, whole = (preparation.tokenizer_dir / name for name in names)
     if is_there(vocab) != is_there(merges) and not is_there(whole):
         there, missing = (vocab, merges) if is_there(vocab) else (merges, vocab)
         why = f"it has {there.name} and no {missing.name}, and both make a tokenizer"
