@@ -1,8 +1,8 @@
 """Tokens back to text: ``python -m slipway.corpus.decoding`` from stdin to stdout.
 
-It reads ``{"tokenizer": [...], "ids": [[...]]}``, and writes the texts as a JSON list. A tokenizer is named by
-its directory or its files: GPT-2's ``vocab.json`` and ``merges.txt``, a ``tokenizer.json`` of Hugging Face, or
-a SentencePiece model.
+It reads ``{"tokenizer": [...], "ids": [[...]]}``, and writes the texts as a JSON list. A tokenizer is named
+by its directory or its files: GPT-2's ``vocab.json`` and ``merges.txt``, a ``tokenizer.json`` of Hugging
+Face, or a SentencePiece model.
 """
 
 from __future__ import annotations

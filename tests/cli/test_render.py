@@ -71,7 +71,7 @@ MODULES = """
 import sys
 from launcher.cli.app import main
 code = main(sys.argv[1:])
-print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+print(*sorted({name.removeprefix("slipway.").partition(".")[0] for name in sys.modules}), file=sys.stderr)
 sys.exit(code)
 """
 

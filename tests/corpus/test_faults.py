@@ -227,7 +227,7 @@ def test_workers_leave_when_their_parent_is_killed(tokenizer: Path, tmp_path: Pa
     node = configuration(tmp_path, tmp_path / "a.jsonl", tokenizer, workers=2, shard_bytes=1 << 20)
     options = write_configuration(tmp_path / "conf", node)
     assert main(["fetch", *options]) == 0
-    process = subprocess.Popen([sys.executable, "-m", "corpus", "tokenize", *options], cwd=REPOSITORY)
+    process = subprocess.Popen([sys.executable, "-m", "slipway.corpus", "tokenize", *options], cwd=REPOSITORY)
     try:
         units, deadline = tmp_path / "out/x.work/units", time.monotonic() + 100
         while not list(units.glob("*.json")) and time.monotonic() < deadline and process.poll() is None:

@@ -127,7 +127,7 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_as_the_library_trains_it(
     assert (files.kind, files.vocabulary_size, files.end_of_document) == ("gpt2", 300, 0)
     assert sorted(path.name for path in (tmp_path / "bpe").iterdir()) == ["merges.txt", "vocab.json"]
     program = (
-        "import sys; from pathlib import Path; from corpus import spec, sources, tokenizers\n"
+        "import sys; from pathlib import Path; from slipway.corpus import spec, sources, tokenizers\n"
         "places = {'output_prefix': sys.argv[2] + '/out', 'tokenizer_dir': sys.argv[2] + '/bpe'}\n"
         "options = spec.read({'inputs': [sys.argv[1]], 'vocab_size': 300, **places})\n"
         "print(tokenizers.obtain(options, sources.collect(options)).sha256)"

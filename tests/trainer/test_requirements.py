@@ -57,7 +57,7 @@ def test_a_bare_interpreter_cannot_train_and_says_what_it_lacks() -> None:
 
 
 def test_a_bare_interpreter_cannot_tokenize_and_says_what_it_lacks() -> None:
-    result = run(["corpus", "run", "--config-path", "/absent", "--config-name", "x"])
+    result = run(["slipway.corpus", "run", "--config-path", "/absent", "--config-name", "x"])
     check_one_line(result, "numpy, pyyaml, tokenizers", extra="data")
 
 
