@@ -112,9 +112,7 @@ def test_plotting_libraries_are_not_imported_in_a_pipe(workdir: Path) -> None:
     command = [sys.executable, "-c", program, "check", "training=gpt3/126m", "cluster=bcm"]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "memory: " in process.stdout
-    modules = {
-        name.removeprefix("slipway.").partition(".")[0] for name in process.stdout.splitlines()[-1].split()
-    }
+    modules = {name.partition(".")[0] for name in process.stdout.splitlines()[-1].split()}
     assert "launcher" in modules and not {"rich", "matplotlib", "numpy"} & modules
 
 
