@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.corpus.errors import EXIT_OK, EXIT_USER_ERROR, UserError
+from slipway.common.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.corpus.tokenizers import files_in, kind_of, load_bpe, load_fast, load_pieces
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.corpus import spec
 from slipway.corpus.__main__ import main
-from slipway.corpus.errors import UserError
 from slipway.corpus.plan import load_plan
 from slipway.corpus.sources import collect
 from slipway.corpus.tokenizers import obtain

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.corpus import spec
 from slipway.corpus.decoding import open_decoder
-from slipway.corpus.errors import UserError
 from slipway.corpus.fetching import Policy
 from slipway.corpus.sources import collect
 from slipway.corpus.tokenizers import TokenizerFiles, describe, obtain, open_tokenizer

@@ -29,7 +29,7 @@ from launcher.runs.write import link_atomic, link_newest, release_number, reserv
 from launcher.schedulers.base import JobRef, Submission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import Action, State
-from slipway.supervisor.files import write_atomic
+from slipway.common.files import write_atomic
 
 
 def local_request(tmp_path: Path, *overrides: str) -> Request:

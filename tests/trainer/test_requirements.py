@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway.trainer.errors import UserError
+from slipway.common.errors import UserError
 from slipway.trainer.evaluation.harness import Tasks
 from slipway.trainer.evaluation.spec import Harness
 
