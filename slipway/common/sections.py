@@ -6,13 +6,14 @@ annotations, and takes a :class:`Rule` by the schema that it gives. What each ke
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from slipway.common.errors import UserError, suggest
 
 T = TypeVar("T")
 
@@ -50,11 +51,7 @@ class Rule:
         return schema
 
 
-class _MistakeError(Exception):
-    pass
-
-
-def load(cls: type[T], node: Any, where: str, error: type[Exception]) -> T:
+def load(cls: type[T], node: Any, where: str) -> T:
     """Fill a dataclass with the values of a mapping; a null is the default.
 
     Parameters
@@ -65,30 +62,26 @@ def load(cls: type[T], node: Any, where: str, error: type[Exception]) -> T:
         The mapping.
     where
         Its key, for messages.
-    error
-        The type of the error that is raised for a mistake: it names the key, the value and what is valid.
+
+    Raises
+    ------
+    UserError
+        Naming the key, its value, what is valid and the nearest spelling.
     """
-    try:
-        return _section(cls, node, where)
-    except _MistakeError as mistake:
-        raise error(str(mistake)) from None
-
-
-def _section(cls: type[T], node: Any, where: str) -> T:
     if not isinstance(node, Mapping):
         raise _wrong(where, node, "expected keys below it, as in {key: value}")
     hints, values = get_type_hints(cls, include_extras=True), {}
     valid = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
     for key in node:
         if key not in valid:
-            raise _MistakeError(
-                f"{where}.{key}: there is no such key; valid are {', '.join(valid)}{_nearest(key, valid)}"
+            raise UserError(
+                f"{where}.{key}: there is no such key; valid are {', '.join(valid)}{suggest(str(key), valid)}"
             )
     for name, item in valid.items():
         if node.get(name) is not None:
             values[name] = _value(hints[name], node[name], f"{where}.{name}")
         elif item.default is MISSING and item.default_factory is MISSING:
-            raise _MistakeError(f"{where}.{name} is missing: it has no default")
+            raise UserError(f"{where}.{name} is missing: it has no default")
     return cls(**values)
 
 
@@ -110,10 +103,11 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return value
     if origin is Literal:
         if value not in arguments:
-            raise _wrong(where, value, f"expected one of {', '.join(arguments)}{_nearest(value, arguments)}")
+            near = suggest(str(value), arguments)
+            raise _wrong(where, value, f"expected one of {', '.join(arguments)}{near}")
         return value
     if is_dataclass(hint):
-        return _section(hint, value, where)  # type: ignore[arg-type]
+        return load(hint, value, where)  # type: ignore[arg-type]
     if origin not in _WORDS:
         # A union: of a type and None, or of text, keys and None.
         options = [option for option in arguments if option is not type(None)]
@@ -128,14 +122,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _wrong(where: str, value: Any, problem: str) -> _MistakeError:
+def _wrong(where: str, value: Any, problem: str) -> UserError:
     # Addresses may have what opens them.
-    return _MistakeError(f"{where}={re.sub('://[^,]*', '://...', repr(value))}: {problem}")
-
-
-def _nearest(word: Any, valid: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(word), list(valid), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return UserError(f"{where}={re.sub('://[^,]*', '://...', repr(value))}: {problem}")
 
 
 def one_line(value: Any) -> Any:
@@ -215,7 +204,7 @@ _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 def _address(value: Any) -> Any:
     scheme, separator, _ = str(value).partition("://")
     if separator and scheme not in SCHEMES:
-        hint = "; a local file is named by its path" if scheme == "file" else _nearest(scheme, SCHEMES)
+        hint = "; a local file is named by its path" if scheme == "file" else suggest(scheme, SCHEMES)
         raise ValueError(f"no source can be read by {scheme}; valid: {', '.join(SCHEMES)}, or a path{hint}")
     return _text(value)
 
@@ -271,7 +260,7 @@ def _filter(value: Any) -> Any:
         raise ValueError("expected the name of a filter, or {NAME: {OPTION: VALUE}}")
     if name not in FILTERS:
         valid = ", ".join(FILTERS)
-        raise ValueError(f"there is no filter {name}; valid are {valid}{_nearest(name, FILTERS)}")
+        raise ValueError(f"there is no filter {name}; valid are {valid}{suggest(name, FILTERS)}")
     options = dict(options or {})
     if isinstance(options.get("model"), str):
         options["model"] = str(_path(options["model"]))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.common import sections
-from slipway.corpus.errors import UserError
+from slipway.common.errors import UserError
 
 ROOT = "data_preparation"
 
@@ -74,7 +74,7 @@ def read(config: Mapping[str, Any]) -> Preparation:
     work_dir = config.get("work_dir") or f"{config.get('output_prefix')}.work"
     node = {**config, "work_dir": work_dir}
     node.pop("run", None)
-    preparation = sections.load(Preparation, node, ROOT, UserError)
+    preparation = sections.load(Preparation, node, ROOT)
     source = preparation.tokenizer
     if (source.vocab_url is None) != (source.merges_url is None):
         raise UserError(f"{ROOT}.tokenizer: vocab_url and merges_url are needed together")

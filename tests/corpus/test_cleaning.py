@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.common.sections import Filter
 from slipway.corpus.cleaning import Cleaner, DropCounts, Dropped, identity
 from slipway.corpus.documents import Document
-from slipway.corpus.errors import UserError
 
 # Trained by fastText on sentences of a few English (en) and German (de) words; 1,235 bytes.
 MODEL = Path(__file__).with_name("two_languages.bin")
