@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,14 +18,11 @@ from launcher.config.values import (
     LineList,
     Memory,
     Option,
-    PathOrKeys,
-    Positive,
-    Steps,
     Text,
     TimeLimit,
     Whole,
 )
-from slipway.common.sections import DataPreparation, ModelType
+from slipway.common.sections import Conversion, DataPreparation, Evaluation, ModelType
 
 _building = threading.RLock()
 
@@ -129,86 +126,14 @@ class TrainingConfig(StageConfig):
     restore_from_path: Line | None = None
 
 
-class TrainedRun(StrictModel):
-    """The run that a checkpoint is from."""
-
-    run: Line
-    directory: Line
+@dataclass(frozen=True, kw_only=True)
+class ConversionConfig(Conversion, StageSection):
+    """The `conversion` node: weights in one format to weights in another."""
 
 
-class ConversionCheckConfig(StrictModel):
-    """The comparison of a converted model with ours."""
-
-    enabled: bool
-    text: Line | None
-    sequences: Whole = Field(ge=1)
-
-
-class ConversionConfig(StageConfig):
-    """The `conversion` node: weights in one format to weights in another.
-
-    `model_type` and `training` describe the training that the weights are from, where the launcher knows it.
-    """
-
-    source: Line | None
-    step: Whole | None = Field(ge=0)
-    source_format: Literal["auto", "slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
-    to: Literal["huggingface", "slipway", "safetensors", "nemo"]
-    output: Line
-    dtype: Literal["float32", "bfloat16", "float16"] | None
-    shard_bytes: Whole = Field(ge=1)
-    tokenizer_dir: Line | None
-    model: PathOrKeys
-    model_type: ModelType | None
-    training: TrainedRun | None
-    check: ConversionCheckConfig
-    every: Whole | None = Field(ge=1)
-
-
-class LayoutConfig(StrictModel):
-    """The parallel sizes of an evaluation; ``None`` is the training's."""
-
-    tensor: Whole | None = Field(ge=1)
-    pipeline: Whole | None = Field(ge=1)
-    virtual: Whole | None = Field(ge=1)
-    context: Whole | None = Field(ge=1)
-
-
-class PerplexityConfig(StrictModel):
-    """The held-out loss of an evaluation, by our own trainer."""
-
-    enabled: bool
-    batches: Whole | None = Field(ge=1)
-    split: Literal["validation", "test"]
-    data_prefix: list[Line] | None
-    layout: LayoutConfig
-
-
-class LmEvalConfig(StrictModel):
-    """The tasks of lm-eval that an evaluation runs on the converted model."""
-
-    tasks: list[Line]
-    include_path: Line | None
-    limit: Positive | None
-    batch_size: Whole | None = Field(ge=1)
-    num_fewshot: Whole | None = Field(ge=0)
-    device: Literal["cpu", "cuda"] | None
-    dtype: Line
-
-
-class EvaluationConfig(StageConfig):
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(Evaluation, StageSection):
     """The `evaluation` node: a checkpoint measured on held-out data and on lm-eval's tasks."""
-
-    source: Line | None
-    step: Steps
-    every: Whole | None = Field(ge=1)
-    training: PathOrKeys
-    perplexity: PerplexityConfig
-    lm_eval: LmEvalConfig
-    converted: Line | None
-    results: Line | None
-    processes: Whole | None = Field(ge=1)
-    cpus_per_task: Whole | None = Field(ge=1)
 
 
 class WorkspaceConfig(StageConfig):

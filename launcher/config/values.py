@@ -184,18 +184,6 @@ def _if_percent(value: float) -> str:
     return f"; did you mean {value / 100:g}?" if 1 <= value <= 100 else ""
 
 
-def _path_or_keys(value: Any) -> Any:
-    if value is None or isinstance(value, str | dict):
-        return value
-    raise ValueError("expected the path of a YAML file, or keys below it")
-
-
-def _listed(value: Any) -> Any:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
-
-
 # Every text of ours reaches a script, where it is part of a line.
 Line = Annotated[str, AfterValidator(one_line)]
 Text = Annotated[Line, BeforeValidator(_as_text)]
@@ -224,8 +212,6 @@ Exclusive = Annotated[bool | Literal["user", "mcs"], BeforeValidator(_exclusive)
 NemoClusterType = Annotated[Line | None, AfterValidator(_slurm_alone)]
 NemoSecret = Annotated[Any, AfterValidator(_not_on_bcp)]
 Debug = Annotated[bool, AfterValidator(_no_debugging)]
-PathOrKeys = Annotated[str | dict[str, Any] | None, BeforeValidator(_path_or_keys)]
-Steps = Annotated[list[Whole], BeforeValidator(_listed)]
 
 
 # --- pydantic's errors in words

@@ -14,9 +14,9 @@ from launcher.runs.trained import TrainingLaunch, newest_training
 STEP = "{step}"
 
 
-def training_of_source(source: str | None) -> TrainingLaunch | None:
+def training_of_source(source: Path | None) -> TrainingLaunch | None:
     """Return the training whose checkpoints a source has, if that is of a run."""
-    return newest_training(Path(source)) if source is not None else None
+    return newest_training(source) if source is not None else None
 
 
 def configuration_of(value: str | dict[str, Any] | None, key: str) -> dict[str, Any] | None:
@@ -34,14 +34,13 @@ def configuration_of(value: str | dict[str, Any] | None, key: str) -> dict[str, 
     return content
 
 
-def required_source(source: str | None, stage: str) -> str:
-    """Return the source of a stage that reads checkpoints; raise UserError if there is none."""
+def require_source(source: Path | None, stage: str) -> None:
+    """Raise UserError if a stage that reads checkpoints has no source."""
     if source is None:
         raise setting_error(
             f"{stage}.source=null: there is no training before it, whose checkpoints it would be",
             hint=f"{stage}.source=results/RUN/checkpoints, or stages=[training,{stage}]",
         )
-    return source
 
 
 def directory_of(path: Path) -> Path:

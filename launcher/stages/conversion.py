@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from launcher.config.schema import RunConfig
-from launcher.config.stage_schema import ConversionConfig, TrainedRun
+from launcher.config.stage_schema import ConversionConfig
 from launcher.errors import literal, setting_error
 from launcher.plan import Job
 from launcher.runs.trained import checkpoints_of
@@ -15,18 +16,18 @@ from launcher.stages.checkpoint_source import (
     STEP,
     configuration_of,
     directory_of,
-    required_source,
+    require_source,
     tokenizer_directories,
     training_of_source,
 )
 from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
 from launcher.stages.nemo import nemo_conversion_job
-from launcher.stages.stage import Stage, StageRun, training_paths
+from launcher.stages.stage import Stage, StageRun, section, training_paths
+from slipway.common.sections import TrainedRun
 
 STAGE: Final = "conversion"
 # One thread copies tensors; the other loads and writes.
 _CORES = 2
-_PATHS = ("source", "output", "tokenizer_dir")
 
 
 def _follow(conversion: ConversionConfig, before: RunConfig) -> ConversionConfig:
@@ -35,13 +36,13 @@ def _follow(conversion: ConversionConfig, before: RunConfig) -> ConversionConfig
     if training is None or conversion.source is not None:
         return conversion
     paths = training_paths(before, training)
-    changes = {
-        "source": str(checkpoints_of(dict(training), paths)),
-        "model": training.model if conversion.model is None else conversion.model,
-        "model_type": conversion.model_type or training.run.model_type,
-        "training": conversion.training or TrainedRun(run=training.run.name, directory=str(paths.run_dir)),
-    }
-    return conversion.model_copy(update=changes)
+    return replace(
+        conversion,
+        source=checkpoints_of(dict(training), paths),
+        model=training.model if conversion.model is None else conversion.model,
+        model_type=conversion.model_type or training.run.model_type,
+        training=conversion.training or TrainedRun(training.run.name, paths.run_dir),
+    )
 
 
 def _with_training(config: RunConfig, conversion: ConversionConfig) -> list[RunConfig]:
@@ -53,9 +54,9 @@ def _with_training(config: RunConfig, conversion: ConversionConfig) -> list[RunC
         changes |= {
             "model": changes["model"] or training.config.get("model"),
             "model_type": conversion.model_type or training.model_type,
-            "training": TrainedRun(run=training.manifest.run, directory=str(training.paths.run_dir)),
+            "training": TrainedRun(training.manifest.run, training.paths.run_dir),
         }
-    return [config.model_copy(update={STAGE: conversion.model_copy(update=changes)})]
+    return [config.model_copy(update={STAGE: replace(conversion, **changes)})]
 
 
 def _plan(run: StageRun, conversion: ConversionConfig) -> Job:
@@ -63,8 +64,8 @@ def _plan(run: StageRun, conversion: ConversionConfig) -> Job:
 
     Raise UserError if nothing says what to convert, or the engine's own programs would have to.
     """
-    config, node = run.config, _node(conversion)
-    readable = dict(_readable(node))
+    require_source(conversion.source, STAGE)
+    config, node, readable = run.config, section(run), dict(_readable(conversion))
     if config.engine == "nemo":
         return nemo_conversion_job(run, conversion, node, readable)
     if conversion.to == "nemo":
@@ -74,7 +75,7 @@ def _plan(run: StageRun, conversion: ConversionConfig) -> Job:
             also=("engine",),
         )
     _check_every(conversion, config.engine)
-    output, cluster = directory_of(Path(node["output"])), cpu_cluster(run, cores=_CORES)
+    output, cluster = directory_of(conversion.output), cpu_cluster(run, cores=_CORES)
     return stage_job(
         run,
         resources(cluster, conversion.run, nodes=1, tasks=1),
@@ -98,41 +99,31 @@ def _check_every(conversion: ConversionConfig, engine: str) -> None:
             hint="conversion.every=null: the newest one, after the training",
             also=("engine",),
         )
-    if STEP not in conversion.output:
+    output = str(conversion.output)
+    if STEP not in output:
         raise setting_error(
-            f"conversion.output={literal(conversion.output)}: with conversion.every={every} it needs {STEP}",
-            hint=f"conversion.output={conversion.output.rstrip('/')}/step-{STEP}",
+            f"conversion.output={literal(output)}: with conversion.every={every} it needs {STEP}",
+            hint=f"conversion.output={output}/step-{STEP}",
             also=("conversion.every",),
         )
 
 
-def _node(conversion: ConversionConfig) -> dict[str, Any]:
-    """Return the node as the job reads it: its paths do not depend on the directory that it starts in."""
-    node = conversion.model_dump(exclude={"run"})
-    node["source"] = required_source(conversion.source, STAGE)
-    for key in _PATHS:
-        if node[key] is not None:
-            node[key] = str(Path(node[key]).absolute())
-    if node["check"]["text"] is not None:
-        node["check"]["text"] = str(Path(node["check"]["text"]).absolute())
-    return node
-
-
-def _readable(node: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def _readable(conversion: ConversionConfig) -> Iterator[tuple[Path, str]]:
     """Yield what the job reads, with the keys that it comes from."""
-    yield Path(node["source"]), f"{STAGE}.source"
-    if node["tokenizer_dir"] is not None:
-        yield Path(node["tokenizer_dir"]), f"{STAGE}.tokenizer_dir"
-    elif isinstance(node["model"], Mapping):
-        yield from tokenizer_directories(node["model"])
-    if node["check"]["text"] is not None:
-        yield Path(node["check"]["text"]), f"{STAGE}.check.text"
-    if node["training"] is not None:
-        yield Path(node["training"]["directory"]), f"{STAGE}.training.directory"
+    training = conversion.training.directory if conversion.training else None
+    paths = {
+        "source": conversion.source,
+        "tokenizer_dir": conversion.tokenizer_dir,
+        "check.text": conversion.check.text,
+        "training.directory": training,
+    }
+    yield from ((path, f"{STAGE}.{key}") for key, path in paths.items() if path is not None)
+    if conversion.tokenizer_dir is None and isinstance(conversion.model, Mapping):
+        yield from tokenizer_directories(conversion.model)
 
 
 def _writes(_config: RunConfig, conversion: ConversionConfig) -> list[Path]:
-    return [directory_of(Path(conversion.output).absolute())]
+    return [directory_of(conversion.output)]
 
 
 CONVERSION = Stage(STAGE, ConversionConfig, _plan, split=_with_training, follow=_follow, writes=_writes)

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from launcher.stages.checkpoint_source import (
     STEP,
     configuration_of,
     directory_of,
-    required_source,
+    require_source,
     tokenizer_directories,
     training_of_source,
 )
@@ -31,7 +32,7 @@ from launcher.stages.common import (
     trainer_payload,
     with_gpu_per_task,
 )
-from launcher.stages.stage import Stage, StageRun, training_paths
+from launcher.stages.stage import Stage, StageRun, section, training_paths
 from launcher.stages.training import launch_config, reads_data_dir
 
 STAGE: Final = "evaluation"
@@ -44,7 +45,6 @@ _PARALLEL = {
 }
 # Slurm's default is one core, and reading data takes one by itself.
 _CORES = 2
-_PATHS = ("source", "converted", "results")
 
 
 def _with_training(config: RunConfig, evaluation: EvaluationConfig) -> list[RunConfig]:
@@ -54,9 +54,9 @@ def _with_training(config: RunConfig, evaluation: EvaluationConfig) -> list[RunC
     if training is not None:
         changes = {
             "training": changes["training"] or dict(training.config),
-            "results": evaluation.results or str(training.paths.evaluations),
+            "results": evaluation.results or training.paths.evaluations,
         }
-    return [config.model_copy(update={STAGE: evaluation.model_copy(update=changes)})]
+    return [config.model_copy(update={STAGE: replace(evaluation, **changes)})]
 
 
 def _follow(evaluation: EvaluationConfig, before: RunConfig) -> EvaluationConfig:
@@ -66,13 +66,13 @@ def _follow(evaluation: EvaluationConfig, before: RunConfig) -> EvaluationConfig
     if training is not None:
         paths = training_paths(before, training)
         changes = {
-            "source": evaluation.source or str(checkpoints_of(dict(training), paths)),
+            "source": evaluation.source or checkpoints_of(dict(training), paths),
             "training": evaluation.training or launch_config(before, training, paths),
-            "results": evaluation.results or str(paths.evaluations),
+            "results": evaluation.results or paths.evaluations,
         }
     if conversion is not None and conversion.to == "huggingface":
         changes["converted"] = evaluation.converted or conversion.output
-    return evaluation.model_copy(update=changes)
+    return replace(evaluation, **changes)
 
 
 def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
@@ -88,7 +88,7 @@ def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
             hint="slipway convert, then evaluate the converted checkpoint with engine=megatron",
             also=("stages",),
         )
-    node, training = _node(evaluation, paths), _training(evaluation, paths)
+    node, training = _node(run, evaluation), _training(evaluation, paths)
     trainer = parse(TrainerNode, training["trainer"], f"{STAGE}.training.trainer")
     on_gpus = _runs_on_gpus(node, training)
     node["lm_eval"]["device"] = node["lm_eval"]["device"] or ("cuda" if on_gpus else "cpu")
@@ -111,29 +111,17 @@ def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
     )
 
 
-def _node(evaluation: EvaluationConfig, paths: LaunchPaths) -> dict[str, Any]:
-    """Return the node as the job reads it: its paths do not depend on the directory that it starts in."""
-    node = evaluation.model_dump(exclude={"run", "training", "processes", "cpus_per_task"})
-    node["source"] = required_source(evaluation.source, STAGE)
-    node["results"] = evaluation.results or str(paths.evaluations)
-    node["converted"] = evaluation.converted or f"{evaluation.run.results_dir}/huggingface/step-{STEP}"
-    for key in _PATHS:
-        node[key] = str(Path(node[key]).absolute())
-    steps = node["step"]
-    node["step"] = steps if len(steps) > 1 else steps[0] if steps else None
-    lm_eval = node["lm_eval"]
-    if lm_eval["limit"] is not None and lm_eval["limit"] >= 1:
-        lm_eval["limit"] = int(lm_eval["limit"])
-    if lm_eval["include_path"] is not None:
-        lm_eval["include_path"] = str(Path(lm_eval["include_path"]).absolute())
-    lm_eval["tasks"] = [_task(name) for name in lm_eval["tasks"]]
-    lm_eval["batch_size"] = lm_eval["batch_size"] or "auto"
-    return node
-
-
-def _task(name: str) -> str:
-    """Return the absolute path of a task's own file, or the name of one that comes with lm-eval."""
-    return str(Path(name).absolute()) if name.endswith((".yaml", ".yml")) else name
+def _node(run: StageRun, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """Return the node as the job reads it."""
+    require_source(evaluation.source, STAGE)
+    node = section(run)
+    del node["training"]
+    converted = Path(evaluation.run.results_dir, "huggingface", f"step-{STEP}").absolute()
+    return {
+        **node,
+        "results": node["results"] or str(run.paths.evaluations.absolute()),
+        "converted": node["converted"] or str(converted),
+    }
 
 
 def _training(evaluation: EvaluationConfig, paths: LaunchPaths) -> dict[str, Any]:

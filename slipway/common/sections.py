@@ -26,7 +26,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Rule:
-    """What is valid of a value besides its type; metadata for `Annotated`.
+    """A condition on a value besides its type; metadata for `Annotated`.
 
     Attributes
     ----------
@@ -375,3 +375,121 @@ class DataPreparation(Section):
     max_expansion: Count = 100
     download_timeout: Count = 60
     seed: Annotated[int, whole(0)] = 1234
+
+
+# --- conversion
+
+Target = Literal["huggingface", "slipway", "safetensors", "nemo"]
+WeightsFormat = Literal["auto", "slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
+WeightType = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class TrainedRun(Section):
+    """The run that a checkpoint is from."""
+
+    run: Line | None = None
+    directory: Place | None = None
+
+
+@dataclass(frozen=True)
+class ConversionCheck(Section):
+    """The comparison of a converted model with ours."""
+
+    enabled: bool = False
+    text: Place | None = None
+    sequences: Count = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion(Section):
+    """The node `conversion`: weights in one format to weights in another.
+
+    `model_type` and `training` describe the training that the weights are from, where the launcher knows it.
+    """
+
+    source: Place | None = None
+    step: Annotated[int | None, whole(0)] = None
+    source_format: WeightsFormat = "auto"
+    to: Target
+    output: Place
+    dtype: WeightType | None = None
+    shard_bytes: Count = 5_000_000_000
+    tokenizer_dir: Place | None = None
+    model: PathOrKeys = None
+    model_type: ModelType | None = None
+    training: TrainedRun | None = None
+    check: ConversionCheck = ConversionCheck()
+    every: MaybeCount = None
+
+
+# --- evaluation
+
+
+def _texts(value: Any) -> Any:
+    """Return the entries of a blend as text, which may have been written as numbers."""
+    return value and [str(item) if isinstance(item, int | float) else item for item in _listed(value)]
+
+
+def _task(value: Any) -> Any:
+    """Return the path of a task's own file, or the name of one that comes with lm-eval."""
+    return str(_path(value)) if str(value).endswith((".yaml", ".yml")) else value
+
+
+def _limit(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or (is_number and 0 < value < 1):
+        return value
+    if not is_number or value <= 0 or not float(value).is_integer():
+        raise ValueError("expected a whole number of documents of each task, or a share of them below 1")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class LayoutSizes(Section):
+    """The parallel sizes of an evaluation; ``None`` is the training's."""
+
+    tensor: MaybeCount = None
+    pipeline: MaybeCount = None
+    virtual: MaybeCount = None
+    context: MaybeCount = None
+
+
+@dataclass(frozen=True)
+class Perplexity(Section):
+    """The held-out loss of an evaluation, by our own trainer."""
+
+    enabled: bool = True
+    batches: MaybeCount = None
+    split: Literal["validation", "test"] = "validation"
+    data_prefix: Annotated[list[Line] | None, Rule(_texts)] = None
+    layout: LayoutSizes = LayoutSizes()
+
+
+@dataclass(frozen=True)
+class LmEval(Section):
+    """The tasks of lm-eval for the converted model; a task is a name, or the path of a YAML file."""
+
+    tasks: Annotated[list[Annotated[Line, Rule(_task)]], Rule(_listed)] = field(default_factory=list)
+    include_path: Place | None = None
+    limit: Annotated[float | None, Rule(_limit, _limit)] = None
+    batch_size: MaybeCount = None
+    num_fewshot: Annotated[int | None, whole(0)] = None
+    device: Literal["cpu", "cuda"] | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Section):
+    """The node `evaluation`: a checkpoint measured on held-out data and on lm-eval's tasks."""
+
+    source: Place | None = None
+    step: Annotated[list[Annotated[int, whole(0)]], Rule(_listed)] = field(default_factory=list)
+    every: MaybeCount = None
+    training: PathOrKeys = None
+    perplexity: Perplexity = Perplexity()
+    lm_eval: LmEval = LmEval()
+    converted: Place | None = None
+    results: Place | None = None
+    processes: MaybeCount = None
+    cpus_per_task: MaybeCount = None

@@ -163,7 +163,7 @@ def test_values_of_lm_eval_reach_the_job_as_it_takes_them() -> None:
     assert node is not None
     lm_eval = node["evaluation"]["lm_eval"]
     assert lm_eval["tasks"] == ["hellaswag", str(Path("own.yaml").absolute())]
-    assert (lm_eval["limit"], lm_eval["batch_size"], lm_eval["device"]) == (20, "auto", "cpu")
+    assert (lm_eval["limit"], lm_eval["batch_size"], lm_eval["device"]) == (20, None, "cpu")
     assert type(lm_eval["limit"]) is int
     assert node["evaluation"]["step"] == [2, 4]
 

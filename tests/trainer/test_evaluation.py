@@ -460,7 +460,9 @@ def test_mistakes_name_the_key_and_leave_nothing(evaluate: Evaluator, tmp_path: 
         assert len(output.stderr.splitlines()) == 1
         return output.stderr
 
-    assert "evaluation.perplexity.batch=1: unknown key; did you mean" in mistake({"perplexity": {"batch": 1}})
+    unknown = mistake({"perplexity": {"batch": 1}})
+    assert "evaluation.perplexity.batch: there is no such key; valid are enabled, batches," in unknown
+    assert "did you mean 'batches'?" in unknown
     assert "evaluation.step=5: the complete checkpoints in" in mistake(
         {"step": 5, "perplexity": {"layout": {"tensor": 1}}}
     )

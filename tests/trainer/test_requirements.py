@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from slipway.common.errors import UserError
+from slipway.common.sections import LmEval
 from slipway.trainer.evaluation.harness import Tasks
-from slipway.trainer.evaluation.spec import Harness
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -122,4 +122,4 @@ def test_a_missing_library_of_lm_eval_names_its_extra(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     message = r"lacks lm_eval: install them there \(pip install 'PATH\[evaluation\]'"
     with pytest.raises(UserError, match=message):
-        Tasks(Harness(("hellaswag",), None, None, 8, None, "cpu", "auto"))
+        Tasks(LmEval(["hellaswag"]))

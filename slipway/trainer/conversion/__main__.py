@@ -11,18 +11,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, escape
+from slipway.common.sections import Target, WeightsFormat, WeightType
 from slipway.trainer import requirements
-from slipway.trainer.conversion.spec import (
-    DTYPES,
-    ROOT,
-    SOURCE_FORMATS,
-    TARGETS,
-    Conversion,
-    load_conversion,
-    read_conversion,
-)
+from slipway.trainer.conversion.spec import ROOT, Conversion, load_conversion, read_conversion
 from slipway.trainer.logs import quiet
 from slipway.trainer.needless import no_garbage
 
@@ -81,14 +75,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     export = commands.add_parser("export", help="convert a checkpoint")
     export.add_argument("source", type=Path, help="a checkpoint, or a directory of them: its newest")
     export.add_argument("--to", dest="output", type=Path, required=True, help="directory; {step} is the step")
-    export.add_argument("--format", dest="to", choices=TARGETS, default="huggingface")
+    # NeMo's own script writes the last of them.
+    export.add_argument("--format", dest="to", choices=get_args(Target)[:-1], default="huggingface")
     export.add_argument("--step", type=int, help="which checkpoint of a directory")
-    export.add_argument("--source-format", choices=SOURCE_FORMATS, default="auto")
-    export.add_argument("--dtype", choices=DTYPES, help="type of the weights; as they are, if left out")
-    export.add_argument("--shard-bytes", type=int, default=5_000_000_000, help="of a safetensors file")
+    export.add_argument("--source-format", choices=get_args(WeightsFormat))
+    export.add_argument("--dtype", choices=get_args(WeightType), help="of the weights; else as they are")
+    export.add_argument("--shard-bytes", type=int, help="of a safetensors file")
     export.add_argument("--tokenizer-dir", type=Path, help="the tokenizer, if not that of the training")
     export.add_argument("--check", action="store_true", help="compare the result with our model on a text")
-    export.add_argument("--model", type=Path, help="the training's configuration, if it is needed")
+    export.add_argument("--model", help="the training's configuration, if it is needed")
     return parser.parse_args(arguments)
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -103,7 +103,7 @@ def _convert_all(conversion: Conversion) -> list[Result]:
 
 def _source_format(conversion: Conversion) -> SourceFormat:
     if conversion.source_format != "auto":
-        return cast(SourceFormat, conversion.source_format)
+        return conversion.source_format
     # Behind a training, of which there may be no checkpoint yet.
     return "slipway" if conversion.every else sources.recognise(conversion.source)
 

@@ -174,7 +174,7 @@ def _write_model(directory: Path, conversion: Conversion, weights: Path, record:
         read = partial(torch.Tensor.detach, part)
         entries.append(safetensors_files.Entry(name, TensorInfo(tuple(part.shape), dtype), read))
     safetensors_files.write(directory, entries, conversion.shard_bytes)
-    origin = {**conversion.training, "step": record["step"], "checkpoint": record["source"]}
+    origin = {"run": conversion.training.run, "step": record["step"], "checkpoint": record["source"]}
     huggingface.write_model_files(directory, description, dtype, conversion.tokenizer_dir, origin)
 
 
@@ -277,9 +277,8 @@ def _moved(tokenizer: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def _run_directory(conversion: Conversion) -> Path:
-    directory = conversion.training.get("directory")
-    if directory:
-        return Path(directory)
+    if conversion.training.directory is not None:
+        return conversion.training.directory
     source = conversion.source if _step(conversion.source) is None else conversion.source.parent
     return source.parent
 

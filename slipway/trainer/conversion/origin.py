@@ -58,8 +58,10 @@ def _configuration(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, 
             f"{checkpoint.path} does not describe its model, as an earlier version wrote it: expected "
             "conversion.model=FILE, the configuration of its training (launches/N/NAME_hydra.yaml)"
         )
-    if isinstance(node, Path):
-        content = load_yaml(node)
+    if conversion.model_type == "bert":
+        raise UserError("conversion.model_type='bert': expected gpt or t5, which our trainer has")
+    if isinstance(node, str):
+        content = load_yaml(Path(node))
         node = content.get("model") if isinstance(content, dict) else None
         if not isinstance(node, Mapping):
             raise UserError(f"conversion.model={conversion.model}: it has no key `model`")
@@ -70,11 +72,10 @@ def _configuration(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, 
 def provenance(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return what is known of a checkpoint's training: from its marker, and from the launcher's records."""
     marker = checkpoint.marker
-    given = conversion.training.get("directory")
     # results/RUN/checkpoints/NAME
-    directory = Path(given) if given else checkpoint.path.parent.parent
+    directory = conversion.training.directory or checkpoint.path.parent.parent
     known = {
-        "run": conversion.training.get("run"),
+        "run": conversion.training.run,
         "step": marker.step,
         "consumed_samples": marker.consumed_samples,
         "training": marker.training,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
+from slipway.common.sections import TrainedRun
 from slipway.trainer import errors, failures, logs, needless, requirements
 from slipway.trainer.checkpoint.files import file_checksum
 from slipway.trainer.checkpoint.marker import MARKER
@@ -35,7 +36,6 @@ from slipway.trainer.evaluation import harness
 from slipway.trainer.evaluation.results import Results
 from slipway.trainer.evaluation.spec import (
     Evaluation,
-    Harness,
     Perplexity,
     evaluation_layout,
     read_evaluation,
@@ -88,26 +88,25 @@ class _Run:
         name = str(self.flat.get("run.name") or self.evaluation.results.parent.name)
         return Results(self.evaluation.results, name)
 
-    @property
-    def harness(self) -> Harness:
-        assert self.evaluation.harness is not None
-        return self.evaluation.harness
-
     def checkpoints(self) -> list[Checkpoint]:
         return self.evaluation.checkpoints(self._has_result)
 
     def _has_result(self, checkpoint: Checkpoint) -> bool:
         """Return whether all that is asked for was measured, under whatever conditions."""
-        is_complete = self.evaluation.perplexity is None or self.results.has_perplexity(checkpoint)
-        return is_complete and (self.evaluation.harness is None or not self.missing_tasks(checkpoint))
+        is_complete = not self.evaluation.perplexity.enabled or self.results.has_perplexity(checkpoint)
+        return is_complete and not self.missing_tasks(checkpoint)
 
     def missing_tasks(self, checkpoint: Checkpoint) -> list[str]:
         """Return the tasks that a checkpoint was not measured on under the same conditions."""
-        model = self.evaluation.model_directory(checkpoint.marker.step)
+        options, step = self.evaluation.lm_eval, checkpoint.marker.step
         return [
             task
-            for task in self.harness.tasks
-            if not self.results.lm_eval(checkpoint, task, harness.conditions(self.harness, task, model))
+            for task in options.tasks
+            if not self.results.lm_eval(
+                checkpoint,
+                task,
+                harness.conditions(options, task, self.evaluation.model_directory(step)),
+            )
         ]
 
 
@@ -130,21 +129,21 @@ def _start_logging(world: World) -> None:
 
 def _run(run: _Run) -> None:
     evaluation = run.evaluation
-    has_tasks = evaluation.harness is not None and run.world.is_main
+    has_tasks = bool(evaluation.lm_eval.tasks) and run.world.is_main
     tasks: harness.Tasks | None = None
     if has_tasks and any(run.missing_tasks(checkpoint) for checkpoint in run.checkpoints()):
         # Before anything is computed: a task that is not there would be told of after hours.
-        tasks = harness.Tasks(run.harness)
-    checkpoints = _measure_perplexity(run, evaluation.perplexity) if evaluation.perplexity else None
+        tasks = harness.Tasks(evaluation.lm_eval)
+    checkpoints = _measure_perplexity(run, evaluation.perplexity) if evaluation.perplexity.enabled else None
     if not has_tasks:
         return
     for checkpoint in run.checkpoints() if checkpoints is None else checkpoints:
         missing = run.missing_tasks(checkpoint)
-        for task in run.harness.tasks:
+        for task in evaluation.lm_eval.tasks:
             if task not in missing:
                 logs.LOGGER.info("step %d | %s: there already", checkpoint.marker.step, task)
         if missing:
-            tasks = tasks or harness.Tasks(run.harness)
+            tasks = tasks or harness.Tasks(evaluation.lm_eval)
             try:
                 _measure_tasks(run, tasks, missing, checkpoint)
             except UserError as error:
@@ -295,7 +294,7 @@ def _converted(run: _Run, checkpoint: Checkpoint) -> Path:
             output=model,
             model=run.config["model"],
             model_type="t5" if is_t5(run.flat) else "gpt",
-            training={"run": run.results.training},
+            training=TrainedRun(run.results.training),
         )
         logs.LOGGER.info("converted: %s", convert_checkpoint(conversion, checkpoint).output)
     elif _made_of(record) != file_checksum(checkpoint.path / MARKER):

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from slipway.common.errors import UserError, suggest
+from slipway.common.sections import LmEval
 from slipway.trainer import requirements
 from slipway.trainer.checkpoint.files import text_checksum
-from slipway.trainer.evaluation.spec import Harness
 
 _KEY = "evaluation.lm_eval"
 # What accelerate would take for ranks to wait for: lm-eval runs in one process.
@@ -45,7 +45,7 @@ class Tasks:
         If a library is missing, or a task is unknown or cannot be loaded.
     """
 
-    def __init__(self, harness: Harness) -> None:
+    def __init__(self, harness: LmEval) -> None:
         requirements.check(_LIBRARIES, extra="evaluation")
         for task in harness.tasks:
             if _is_file(task) and not Path(task).is_file():
@@ -96,8 +96,9 @@ class Tasks:
             tasks=[task for name in requested for task in self._loaded[name]],
             num_fewshot=harness.num_fewshot,
             limit=harness.limit,
-            batch_size=harness.batch_size,
-            device=harness.device,
+            # Without a number lm-eval tries how many fit into memory.
+            batch_size=harness.batch_size or "auto",
+            device=harness.device or "cpu",
             task_manager=self._manager,
             log_samples=False,
         )
@@ -115,7 +116,7 @@ class Tasks:
         return {
             "conditions": conditions(self._harness, task, model),
             "model": str(model),
-            "device": self._harness.device,
+            "device": self._harness.device or "cpu",
             "metrics": sorted(names & results["results"].keys()),
             "documents": {
                 name: counts["effective"] for name, counts in results["n-samples"].items() if name in names
@@ -127,7 +128,7 @@ class Tasks:
         }
 
 
-def conditions(harness: Harness, task: str, model: Path) -> dict[str, Any]:
+def conditions(harness: LmEval, task: str, model: Path) -> dict[str, Any]:
     """Return what the metrics of a task depend on besides the weights."""
     found: dict[str, Any] = {
         "num_fewshot": harness.num_fewshot,

@@ -339,12 +339,12 @@ def test_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
             {"to": "hugingface"},
             r"conversion.to='hugingface': expected one of .*; did you mean 'huggingface'\?",
         ),
-        ({"step": -1}, r"conversion.step=-1: expected a whole number of at least 0"),
-        ({"shard_bytes": 0}, r"conversion.shard_bytes=0: expected a whole number of at least 1"),
+        ({"step": -1}, r"conversion.step=-1: expected a whole number, 0 or more"),
+        ({"shard_bytes": 0}, r"conversion.shard_bytes=0: expected a whole number, 1 or more"),
         ({"source": None}, r"conversion.source is missing"),
         ({"every": 2}, r"conversion.output=/x/out: with conversion.every=2 it needs \{step\}"),
         ({"check": {"enable": True}}, r"conversion.check.enable: there is no such key; .*'enabled'"),
-        ({"model": 3}, r"conversion.model=3: expected the node"),
+        ({"model": 3}, r"conversion.model=3: expected the path of a YAML file, or keys"),
     ],
 )
 def test_mistakes_in_the_configuration_are_named(changes: dict[str, Any], message: str) -> None:
