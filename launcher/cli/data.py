@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from launcher.checks.gathering.data import data_sets, tokenizer_files
 from launcher.checks.gathering.path_resolver import PathResolver
@@ -26,6 +26,7 @@ from launcher.jobs.launches import open_launches
 from launcher.monitor.readers import Segment, segment_with, segments
 from launcher.ui.tables import print_lines, print_listing, print_styled
 from launcher.ui.terminal import print_message
+from slipway.common.sections import SourceFormat
 
 _EXIT_CODES = """
 exit code:
@@ -104,7 +105,7 @@ _PREPARE_OPTIONS = {
     "tasks": (int, "tasks of a job array, on a cluster (default: 1)"),
     "on_error": (str, "raise (the default) at a record that cannot be read, or skip it"),
 }
-_FORMATS = ("txt", "jsonl", "parquet", "wikipedia", "tar")
+_FORMATS = get_args(SourceFormat)[1:]
 # Formats with a choice of the group of their own; any takes all formats.
 _CHOICES = {"txt": "text", "jsonl": "jsonl", "parquet": "parquet", "wikipedia": "wikipedia"}
 _ANY = "mixed"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from slipway.common.errors import UserError
+from slipway.common.sections import WeightsFormat
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.description import Description, description_from_json, model_keys
 from slipway.trainer.checkpoint.files import file_checksum
@@ -23,7 +24,6 @@ from slipway.trainer.conversion.importing import import_weights
 from slipway.trainer.conversion.megatron_lm import MegatronLmFiles
 from slipway.trainer.conversion.origin import describe, provenance
 from slipway.trainer.conversion.safetensors_files import Entry
-from slipway.trainer.conversion.sources import SourceFormat
 from slipway.trainer.conversion.spec import Conversion
 from slipway.trainer.conversion.tokenizer_files import tokenizer_digest
 
@@ -101,14 +101,14 @@ def _convert_all(conversion: Conversion) -> list[Result]:
     return results
 
 
-def _source_format(conversion: Conversion) -> SourceFormat:
+def _source_format(conversion: Conversion) -> WeightsFormat:
     if conversion.source_format != "auto":
         return conversion.source_format
     # Behind a training, of which there may be no checkpoint yet.
     return "slipway" if conversion.every else sources.recognise(conversion.source)
 
 
-def _imported(conversion: Conversion, source_format: SourceFormat) -> Result:
+def _imported(conversion: Conversion, source_format: WeightsFormat) -> Result:
     """Make a checkpoint of ours of a Hugging Face directory."""
     if source_format != "huggingface":
         raise UserError(
@@ -135,7 +135,7 @@ def _imported(conversion: Conversion, source_format: SourceFormat) -> Result:
     return result
 
 
-def _convert_source(conversion: Conversion, source_format: SourceFormat) -> Result:
+def _convert_source(conversion: Conversion, source_format: WeightsFormat) -> Result:
     """Convert a checkpoint of another program."""
     with sources.open_source(conversion.source, source_format, conversion.step) as source:
         origin, step, dtype = str(source.directory), sources.step_of(source), dtype_of(conversion)

@@ -8,11 +8,12 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 import torch
 
 from slipway.common.errors import UserError
+from slipway.common.sections import WeightsFormat
 from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.tensor_files import COMMON, INDEX_FILE, TensorInfo
 from slipway.trainer.conversion.dcp import DcpFiles
@@ -21,7 +22,6 @@ from slipway.trainer.conversion.megatron_lm import LATEST as MEGATRON_LATEST
 from slipway.trainer.conversion.megatron_lm import MegatronLmFiles, is_legacy
 from slipway.trainer.conversion.safetensors_files import SafetensorsFiles
 
-SourceFormat = Literal["slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
 _STEP = re.compile(r"(?:global_step|step|iter|checkpoint)?[-_=]?(\d+)")
 
 
@@ -41,7 +41,7 @@ class Source(Protocol):
         """Return one of :meth:`tensors`."""
 
 
-def recognise(directory: Path) -> SourceFormat:
+def recognise(directory: Path) -> WeightsFormat:
     """Return the format of a checkpoint, or of the checkpoints that a directory holds.
 
     Raises
@@ -68,7 +68,7 @@ def recognise(directory: Path) -> SourceFormat:
     return known
 
 
-def open_source(directory: Path, source_format: SourceFormat, step: int | None = None) -> Source:
+def open_source(directory: Path, source_format: WeightsFormat, step: int | None = None) -> Source:
     """Open the weights of another program.
 
     Parameters
@@ -95,7 +95,7 @@ def open_source(directory: Path, source_format: SourceFormat, step: int | None =
     return source
 
 
-def _open(directory: Path, source_format: SourceFormat, step: int | None) -> Source:
+def _open(directory: Path, source_format: WeightsFormat, step: int | None) -> Source:
     if source_format == "slipway":
         raise UserError(f"conversion.source_format={source_format}: its weights are not read from here")
     if source_format == "deepspeed":
@@ -130,7 +130,7 @@ def _check_directory(directory: Path) -> None:
         raise UserError(f"conversion.source={directory}: {os.strerror(errno.EACCES)}")
 
 
-def _format(directory: Path) -> SourceFormat | None:
+def _format(directory: Path) -> WeightsFormat | None:
     names = {path.name for path in directory.iterdir()}
     if MARKER in names:
         return "slipway"
