@@ -48,7 +48,7 @@ def exported(directory: Path, keys: Keys, encode: Encode, texts: Sequence[str]) 
 
     from slipway.common.errors import UserError
     from slipway.trainer.config.tokenizer import Tokenizer
-    from slipway.trainer.conversion import tokenizer_files
+    from slipway.trainer.conversion.tokenizer_files import check_tokenizer, write_tokenizer
     from slipway.trainer.data.vocabulary import read_vocabulary
     from tests.trainer.conversion.test_weight_map import description
 
@@ -57,10 +57,8 @@ def exported(directory: Path, keys: Keys, encode: Encode, texts: Sequence[str]) 
     files = Tokenizer(**keys)
     try:
         model = replace(description({}), tokenizer=files, vocabulary=read_vocabulary(files, mock=False))
-        tokenizer_files.write_tokenizer(directory, model, None)
-        check = getattr(tokenizer_files, "check_tokenizer", None)
-        if check is not None:
-            check(directory, model, None)
+        write_tokenizer(directory, model, None)
+        check_tokenizer(directory, model, None)
     except UserError as error:
         return Outcome("refused", str(error), seconds=time.monotonic() - began)
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)

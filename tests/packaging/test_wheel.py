@@ -91,6 +91,11 @@ def test_the_wheel_runs_its_own_packages(installed: Installed, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_wheel_owns_two_names_alone(wheel: Path) -> None:
+    """`supervisor` is supervisord's and `trainer` Coqui's: of two such wheels one overwrites the other."""
+    assert {name.partition("/")[0] for name in contents(wheel)} == {"launcher", "slipway"}
+
+
 def test_the_watch_sees_what_is_opened(repository: Path, installed: Installed, tmp_path: Path) -> None:
     """The tests that see no file opened rely on the watch."""
     before = installed.files_of_the_checkout()
