@@ -76,11 +76,6 @@ class StageSection:
     run: RunConfigNode
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataPreparationConfig(DataPreparation, StageSection):
-    """The `data_preparation` node: sources to a tokenizer and Megatron's .bin/.idx."""
-
-
 class TrainingRunNode(RunConfigNode):
     """The `run` node of the training stage; `model_type` chooses the script that trains."""
 
@@ -124,6 +119,11 @@ class TrainingConfig(StageConfig):
     # NeMo's too, in the families that have them.
     name: Line | None = None
     restore_from_path: Line | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPreparationConfig(DataPreparation, StageSection):
+    """The `data_preparation` node: sources to a tokenizer and Megatron's .bin/.idx."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ has a log, a state and a history that the verbs about jobs show, and can be laun
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +26,6 @@ PHASES: dict[Phase, str] = {"fetch": "_fetch", "tokenize": "", "merge": "_merge"
 
 # The option of a filter that names the file of a model.
 _MODEL = "model"
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def _by_phase(config: RunConfig, preparation: DataPreparationConfig) -> list[RunConfig]:
@@ -113,7 +110,7 @@ def _node(run: StageRun, preparation: DataPreparationConfig) -> dict[str, Any]:
 def _entries(preparation: DataPreparationConfig) -> Iterator[tuple[Input, Path | None]]:
     """Yield the inputs, each with its absolute path if it is no address."""
     for entry in preparation.inputs:
-        yield entry, Path(entry.path).absolute() if entry.path and not _URL.match(entry.path) else None
+        yield entry, Path(entry.path).absolute() if entry.path and "://" not in entry.path else None
 
 
 def local_inputs(preparation: DataPreparationConfig) -> Iterator[Path]:

@@ -21,7 +21,8 @@ from launcher.runs.paths import LaunchPaths
 from launcher.stages.job_environment import add_environment
 from launcher.stages.names_and_paths import SAFE_NAME
 
-Node = TypeVar("Node", bound=StageConfig | StageSection)
+AnyNode = StageConfig | StageSection
+Node = TypeVar("Node", bound=AnyNode)
 
 # File systems take names of 255 bytes; those of the files have a prefix, a suffix and a job's id besides.
 _LONGEST_NAME = 200
@@ -61,7 +62,7 @@ def section(run: StageRun) -> dict[str, Any]:
     return dict(run.config.model_dump(include={run.stage}, exclude={run.stage: {"run"}})[run.stage])
 
 
-def _unchanged(config: RunConfig, _node: StageConfig | StageSection) -> Sequence[RunConfig]:
+def _unchanged(config: RunConfig, _node: AnyNode) -> Sequence[RunConfig]:
     return [config]
 
 
@@ -69,7 +70,7 @@ def _as_it_is(node: Node, _before: RunConfig) -> Node:
     return node
 
 
-def _nothing(_config: RunConfig, _node: StageConfig | StageSection) -> Iterable[Path]:
+def _nothing(_config: RunConfig, _node: AnyNode) -> Iterable[Path]:
     return ()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -160,6 +161,24 @@ def whole(least: int) -> Rule:
     return Rule(partial(_whole, least), ge=least)
 
 
+def _share_or_count(of: str, is_zero_valid: bool, value: Any) -> Any:
+    """Return a share below 1, or a whole number; YAML 1.1 leaves some numbers as text, such as 1e-5."""
+    if value is None:
+        return None
+    with suppress(TypeError, ValueError, OverflowError):
+        number = float(value)
+        is_valid = 0 < number < 1 or (number >= 1 and number.is_integer()) or (is_zero_valid and number == 0)
+        if is_valid and not isinstance(value, bool):
+            return int(number) if number >= 1 else number
+    raise ValueError(f"expected a share of {of} below 1, such as 0.001, or a whole number of them")
+
+
+def share_or_count(of: str, is_zero_valid: bool) -> Rule:
+    """Return the rule for a share or a number of something."""
+    read = partial(_share_or_count, of, is_zero_valid)
+    return Rule(read, read)
+
+
 def _sha256(value: Any) -> Any:
     if value is not None and not re.fullmatch("[0-9a-fA-F]{64}", str(value)):
         raise ValueError("not a SHA-256, which has 64 hexadecimal digits")
@@ -260,7 +279,7 @@ def _filter(value: Any) -> Any:
         raise ValueError("expected the name of a filter, or {NAME: {OPTION: VALUE}}")
     if name not in FILTERS:
         valid = ", ".join(FILTERS)
-        raise ValueError(f"there is no filter {name}; valid are {valid}{suggest(name, FILTERS)}")
+        raise ValueError(f"there is no filter {name}; valid are {valid}{suggest(str(name), FILTERS)}")
     options = dict(options or {})
     if isinstance(options.get("model"), str):
         options["model"] = str(_path(options["model"]))
@@ -337,13 +356,6 @@ def _splits(value: Any) -> Any:
     return {str(name): float(share) for name, share in value.items()}
 
 
-def _error_limit(value: Any) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and (0 <= value < 1 or (value >= 1 and value == int(value))):
-        return value
-    raise ValueError("expected a share of the documents below 1, such as 0.001, or a whole number of them")
-
-
 @dataclass(frozen=True, kw_only=True)
 class DataPreparation(Section):
     """The node `data_preparation`: sources to a tokenizer and Megatron's .bin/.idx."""
@@ -368,7 +380,7 @@ class DataPreparation(Section):
     workers: Count = 2
     phase: Phase | None = None
     on_error: Literal["raise", "skip"] = "raise"
-    max_errors: Annotated[float, Rule(_error_limit)] = 0.001
+    max_errors: Annotated[float, share_or_count("the documents", is_zero_valid=True)] = 0.001
     max_files: MaybeCount = None
     max_bytes: MaybeCount = None
     max_document_bytes: Count = 1 << 32
@@ -436,15 +448,6 @@ def _task(value: Any) -> Any:
     return str(_path(value)) if str(value).endswith((".yaml", ".yml")) else value
 
 
-def _limit(value: Any) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is None or (is_number and 0 < value < 1):
-        return value
-    if not is_number or value <= 0 or not float(value).is_integer():
-        raise ValueError("expected a whole number of documents of each task, or a share of them below 1")
-    return int(value)
-
-
 @dataclass(frozen=True)
 class LayoutSizes(Section):
     """The parallel sizes of an evaluation; ``None`` is the training's."""
@@ -472,7 +475,7 @@ class LmEval(Section):
 
     tasks: Annotated[list[Annotated[Line, Rule(_task)]], Rule(_listed)] = field(default_factory=list)
     include_path: Place | None = None
-    limit: Annotated[float | None, Rule(_limit, _limit)] = None
+    limit: Annotated[float | None, share_or_count("the documents of each task", is_zero_valid=False)] = None
     batch_size: MaybeCount = None
     num_fewshot: Annotated[int | None, whole(0)] = None
     device: Literal["cpu", "cuda"] | None = None
