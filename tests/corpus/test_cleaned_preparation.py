@@ -145,7 +145,7 @@ def test_data_are_the_same_without_gigatoken(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"filters": ["regx"]}, "unknown filter 'regx'"),
+        ({"filters": ["regx"]}, "filters.0='regx': there is no filter regx"),
         ({"deduplicate": {"minhash": {"language": "english"}}}, "deduplicate.minhash.language='english'"),
     ],
 )
