@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checks.facts import HostFacts, Interpreter
-from launcher.checks.gathering import GATHERERS, Gatherer, gathers
 from launcher.checks.gathering.path_resolver import is_sandbox_of
 from launcher.checks.rules.cluster import ClusterRequest
 from launcher.drafting import Draft
@@ -54,7 +53,7 @@ SUPERVISOR_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "pytho
 _ASK_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
-def _question(draft: Draft) -> object:
+def host_question(draft: Draft) -> object:
     job = draft.plan.job
     libraries = _libraries(job) if job.stage in _LIBRARIES else ()
     environment = tuple(sorted(job.environment.items()))
@@ -62,7 +61,6 @@ def _question(draft: Draft) -> object:
     return draft.plan.scheduler, libraries, job.engine, container, program, environment
 
 
-@gathers("host", same=_question)
 def host_facts(draft: Draft) -> HostFacts:
     """Return what a launch needs of this machine."""
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
@@ -73,8 +71,7 @@ def host_facts(draft: Draft) -> HostFacts:
     )
 
 
-@gathers("lacks_gpus")
-def _lacks_gpus(draft: Draft) -> str | None:
+def lacks_gpus(draft: Draft) -> str | None:
     """Return why our trainer finds no GPU, where this machine can tell."""
     if draft.plan.job.engine != "megatron":
         return None
@@ -135,11 +132,6 @@ def _missing_libraries(
     return tuple(answers[-1].removeprefix(_ANSWER).split())
 
 
-@gathers("supervisor_python", same=lambda draft: None)
-def _supervisor_python(_: Draft) -> str:
-    return supervisor_python_problem()
-
-
 def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
     """Return why this machine's Python cannot run a job's supervisor; an empty string if it can."""
     path = next(filter(None, map(shutil.which, names)), None)
@@ -189,13 +181,6 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
     return [next(message) if is_trained else "" for is_trained in trained]
 
 
-def _verdicts(drafts: Sequence[Draft]) -> list[str | None]:
-    return trainer_verdicts([draft.plan for draft in drafts])
-
-
-GATHERERS.append(Gatherer("trainer_verdict", _verdicts, looks=False))
-
-
 def ask_module(module: str, question: str, seconds: float) -> str:
     """Return what a program of the trainer answers; raise OSError or SubprocessError where it does not."""
     return subprocess.run(
@@ -230,12 +215,11 @@ def ask_cluster(plan: Plan, parts: Iterable[str]) -> tuple[Mapping[str, Reply], 
     return replies, facts_of(replies, of_default=plan.job.queue.partition is None)
 
 
-def _cluster_question(draft: Draft) -> object:
+def cluster_question(draft: Draft) -> object:
     plan = draft.plan
     return plan.scheduler, plan.slurm_conf, plan.job.queue.partition, plan.job.container is None
 
 
-@gathers("cluster", same=_cluster_question)
 def cluster_facts(draft: Draft) -> ClusterFacts | None:
     """Ask the cluster what it has and what it allows; ``None`` where the job does not go to a Slurm."""
     plan = draft.plan

@@ -1,4 +1,4 @@
-"""The run that a launch belongs to: its earlier training, its time limit, and what keeps its chain going."""
+"""The run that a launch belongs to: its supervisor, its earlier training, its time limit and its chain."""
 
 from __future__ import annotations
 
@@ -26,6 +26,18 @@ _ELSEWHERE = (
     f"to start a separate run: {_RUN}=..., or unique_output_dir=true\n"
     "to continue this run: restore the previous values"
 )
+
+
+@check("job.python", "the job's supervisor has a Python, 3.6.2 or newer", "supervisor_python")
+def python_problems(plan: Plan, supervisor_python: str) -> Iterator[Finding]:
+    """Check that the supervisor of a job has its Python, on this machine or on nodes that are like it."""
+    key, scheduler = "cluster.scheduler", plan.scheduler
+    if supervisor_python and scheduler == "local":
+        fix = "install Python 3.6.2 or newer as /usr/bin/python3"
+        yield error(key, scheduler, f"{supervisor_python}: the job would end at once", fix)
+    elif supervisor_python:
+        text = f"{supervisor_python}; on nodes that are like it the job would end at once"
+        yield warning(key, scheduler, text, "ask the nodes: slipway doctor --nodes")
 
 
 @check(
@@ -303,3 +315,10 @@ def save_problems(plan: Plan) -> Iterator[Finding]:
     if plan.job.chain.links > 1 and limit is None and signal is None:
         text = "without a limit of its own no job of the chain is told to save before the partition's limit"
         yield warning(key, value, text, f"{key}=1-00:00:00, or {_SAVE}=300", also=(_LINKS,))
+
+
+TIMES = (
+    *(limit_problems, max_time_problems, length_problems, save_problems),
+    *(requeue_problems, dependency_problems, resume_problems),
+)
+CHECKS = (python_problems, singleton_problems, training_problems, shard_problems, data_problems)
