@@ -20,7 +20,7 @@ from launcher.config.secrets import check_references, check_texts
 from launcher.config.stored import read_stored
 from launcher.errors import UserError, did_you_mean, explain_os_error
 from launcher.plan import Plan
-from launcher.rendering.render import Rendered, render
+from launcher.rendering.render import render
 from launcher.runs import provenance
 from launcher.runs.manifest import read_manifest, read_stored_text
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, TEMPLATES, next_launch_number
@@ -141,16 +141,21 @@ class Draft:
     work: ImageWork | None = None
 
     @cached_property
-    def rendered(self) -> Rendered:
-        """The text of the launch's scripts, rendered when it is first needed.
+    def texts(self) -> dict[Path, str]:
+        """The texts of the launch's files, rendered when they are first needed.
 
         Raise UserError if a user's template is not valid or holds a secret, or a value cannot be quoted.
         """
         with self.composition.annotated():
-            rendered = render(self.plan, self.template_dir)
+            texts = render(self.plan, self.template_dir)
             if self.template_dir is not None:
-                check_texts(rendered.texts(self.plan.paths), f"--template-dir {self.template_dir}")
-        return rendered
+                check_texts(texts, f"--template-dir {self.template_dir}")
+        return texts
+
+    @property
+    def script(self) -> str:
+        """The text of the script that is submitted."""
+        return self.texts[self.plan.paths.script]
 
     @cached_property
     def image(self) -> ResolvedImage | None:

@@ -75,7 +75,7 @@ def try_smoke(
     if dry:
         for line in smoke.summary:
             _say(line)
-        print_code(smoke.draft.rendered.script, "bash")
+        print_code(smoke.draft.script, "bash")
         return report, DONE
     # The launch itself is judged before its smoke takes its time.
     report = show_to_scheduler(report)

@@ -146,7 +146,7 @@ def show_to_scheduler(
         answer = SubmissionFacts(None, missing={"is_refused": f"cluster.scheduler={plan.scheduler}"})
     else:
         # Of a workspace what it asks for is shown: salloc itself cannot be asked beforehand.
-        script = empty_script(plan) if plan.job.stage == WORKSPACE else report.draft.rendered.script
+        script = empty_script(plan) if plan.job.stage == WORKSPACE else report.draft.script
         validate = validate or scheduler_for(plan.scheduler, plan.slurm_conf).validate
         try:
             answer = SubmissionFacts(is_refused=False, message=validate(script))

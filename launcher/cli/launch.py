@@ -141,7 +141,7 @@ def _launch(args: argparse.Namespace, reports: Sequence[CheckReport], request: R
     """Submit checked drafts, or become the shell of a workspace; in a dry run print their scripts."""
     drafted = [report.draft for report in reports]
     if _is_dry(args, drafted):
-        print_drafts([(draft, draft.rendered.script) for draft in drafted], "bash")
+        print_drafts([(draft, draft.script) for draft in drafted], "bash")
         return []
     # Imported late: a dry run neither writes nor submits.
     if is_workspace(drafted):

@@ -34,7 +34,7 @@ def draft_with_request(tmp_path: Path, *more: str) -> tuple[Draft, Request]:
 
 
 def exclude_lines(new_draft: Draft) -> list[str]:
-    return [line for line in new_draft.rendered.script.splitlines() if line.startswith("#SBATCH --exclude")]
+    return [line for line in new_draft.script.splitlines() if line.startswith("#SBATCH --exclude")]
 
 
 def test_a_run_without_the_file_avoids_nothing(tmp_path: Path) -> None:

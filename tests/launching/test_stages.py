@@ -81,7 +81,7 @@ def test_each_stage_is_rendered_as_if_it_were_launched_alone(tmp_path: Path, slu
     single_draft = draft(
         Request(overrides(tmp_path, "resilience.links=3"), [], number=1, tag=stage_drafts[1].plan.tag)
     )
-    assert stage_drafts[1].rendered == single_draft.rendered
+    assert stage_drafts[1].texts == single_draft.texts
     assert stage_drafts[1].composition.choices == single_draft.composition.choices
     assert stage_drafts[0].composition.config.training is None
     assert stage_drafts[0].plan.job.chain.links == 1, "a preparation does not go on from a checkpoint"

@@ -21,7 +21,6 @@ from launcher.jobs.launches import open_launch
 from launcher.jobs.status import poll
 from launcher.launching import Launched, launch
 from launcher.plan import Plan
-from launcher.rendering.render import Rendered
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers
 from launcher.runs.provenance import checkout_of, host
@@ -113,7 +112,7 @@ def test_a_launch_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     rendered: list[int] = []
     real = launcher.drafting.render
 
-    def count(plan: Plan, template_dir: Path | None) -> Rendered:
+    def count(plan: Plan, template_dir: Path | None) -> dict[Path, str]:
         rendered.append(plan.paths.number)
         return real(plan, template_dir)
 
