@@ -46,10 +46,10 @@ def exported(directory: Path, keys: Keys, encode: Encode, texts: Sequence[str]) 
     """Write the files of a conversion; return whether transformers reads the training's tokenizer in them."""
     from transformers import AutoTokenizer
 
+    from slipway.common.errors import UserError
     from slipway.trainer.config.tokenizer import Tokenizer
     from slipway.trainer.conversion import tokenizer_files
     from slipway.trainer.data.vocabulary import read_vocabulary
-    from slipway.trainer.errors import UserError
     from tests.trainer.conversion.test_weight_map import description
 
     began = time.monotonic()

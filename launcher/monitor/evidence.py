@@ -23,7 +23,7 @@ from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import launch_numbers
 from launcher.runs.trained import node
 from launcher.schedulers.base import JobStatus
-from slipway.supervisor.files import open_regular, whole
+from slipway.common.files import open_regular, whole
 from slipway.supervisor.rules import EXIT_INTERRUPTED
 
 
