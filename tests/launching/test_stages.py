@@ -12,7 +12,8 @@ import pytest
 from launcher.cli.app import main
 from launcher.drafting import Request, draft, drafts
 from launcher.errors import UserError
-from launcher.launching import Launched, launch_stages
+from launcher.jobs.launches import Launch
+from launcher.launching import launch_stages
 from launcher.runs.manifest import read_manifest
 from slipway.supervisor.following import NAME as STAGES_FILE
 from slipway.supervisor.following import Repeated, Stage, read_stages
@@ -26,7 +27,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return install(tmp_path, monkeypatch)
 
 
-def submit_stages(tmp_path: Path, *more: str) -> list[Launched]:
+def submit_stages(tmp_path: Path, *more: str) -> list[Launch]:
     request = Request(stages(tmp_path, *more), ["slipway", "launch", "stages=[data_preparation,training]"])
     return launch_stages(drafts(request), request)
 

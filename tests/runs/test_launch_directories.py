@@ -17,9 +17,9 @@ import pytest
 import launcher.drafting
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
-from launcher.jobs.launches import open_launch
+from launcher.jobs.launches import Launch, open_launch
 from launcher.jobs.status import poll
-from launcher.launching import Launched, launch
+from launcher.launching import launch
 from launcher.plan import Plan
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers
@@ -36,7 +36,7 @@ def local_request(tmp_path: Path, *overrides: str) -> Request:
     return Request([*chosen, f"launcher_scripts_path={tmp_path}", *overrides], ["slipway", "launch", "a b"])
 
 
-def launch_locally(tmp_path: Path, *overrides: str) -> Launched:
+def launch_locally(tmp_path: Path, *overrides: str) -> Launch:
     request = local_request(tmp_path, *overrides)
     return launch(draft(request), request)
 
