@@ -313,10 +313,6 @@ def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
     return None
 
 
-def gib(size: int) -> str:
-    return f"{size / 2**30:.1f}"
-
-
 def overrides(config: Mapping[str, Any], suggestion: Suggestion) -> list[str]:
     """Return the overrides for a command line; a key that the tree does not show needs a ``+``."""
     values, words = Values(config), []

@@ -16,7 +16,7 @@ from launcher.checks.rules.model import has_gpus
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder, node_counts, read_parallel_config, with_changes
 from launcher.estimates.training import uncounted
-from launcher.estimates.values import Values, count, divisors, listed
+from launcher.estimates.values import Values, count, divisors, gib, listed
 from launcher.plan import Plan
 from slipway.arithmetic.layout import ParallelConfig, fits
 
@@ -189,7 +189,7 @@ def why_none(search: LayoutSearch, more: Suggestion | None) -> str:
         message += ", for other reasons than memory: slipway check names them"
     elif smallest.fullest is not None:
         layout, stage = smallest.layout, smallest.fullest
-        total, memory = map(layout_search.gib, (stage.total, search.counted.gpu.memory))
+        total, memory = map(gib, (stage.total, search.counted.gpu.memory))
         message += (
             f": the smallest, tensor {layout.tensor} × pipeline {layout.pipeline} × context {layout.context},"
             f" takes {total} of {memory} GiB on stage {stage.stage}"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from launcher.checks.facts import HostFacts, Interpreter
 from launcher.checks.gathering.path_resolver import is_sandbox_of
 from launcher.checks.rules.cluster import ClusterRequest
+from launcher.checks.rules.files import LIBRARIES
 from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
 from launcher.plan import Job, Plan
@@ -32,13 +33,6 @@ from slipway.supervisor.settings import OLDEST_PYTHON
 if TYPE_CHECKING:
     from launcher.slurm.questions import Reply
 
-# The libraries that each stage cannot do without: of the extra `train`, and of `data`.
-_LIBRARIES = {
-    "training": ("torch", "megatron", "numpy", "psutil", "yaml"),
-    "data_preparation": ("numpy", "tokenizers", "yaml"),
-    "conversion": ("torch", "numpy", "safetensors", "yaml"),
-    "evaluation": ("torch", "megatron", "numpy", "psutil", "yaml"),
-}
 # Packages of a comparison with Hugging Face's model, and of lm-eval's tasks, which run on that.
 _TRANSFORMERS, _LM_EVAL = ("transformers", "megatron", "psutil"), ("lm_eval", "transformers", "safetensors")
 _ANSWER = "missing:"
@@ -55,7 +49,7 @@ _ASK_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 def host_question(draft: Draft) -> object:
     job = draft.plan.job
-    libraries = _libraries(job) if job.stage in _LIBRARIES else ()
+    libraries = _libraries(job) if job.stage in LIBRARIES else ()
     environment = tuple(sorted(job.environment.items()))
     container, program = job.container is None, job.payload.argv[0]
     return draft.plan.scheduler, libraries, job.engine, container, program, environment
@@ -84,7 +78,7 @@ def _interpreter(plan: Plan) -> Interpreter | None:
     """Return what this machine has of the tasks' interpreter; None if they run another program."""
     job = plan.job
     in_container = job.container is not None and plan.scheduler != "local"
-    if in_container or job.engine != "megatron" or job.stage not in _LIBRARIES:
+    if in_container or job.engine != "megatron" or job.stage not in LIBRARIES:
         return None
     name = job.payload.argv[0]
     is_own = name == sys.executable
@@ -100,7 +94,7 @@ def _interpreter(plan: Plan) -> Interpreter | None:
 
 def _libraries(job: Job) -> tuple[str, ...]:
     """Return the modules that the tasks of a job import."""
-    libraries, node = _LIBRARIES[job.stage], (job.stage_config or {}).get(job.stage, {})
+    libraries, node = (*LIBRARIES[job.stage][0].split(),), (job.stage_config or {}).get(job.stage, {})
     if job.stage == "conversion" and node["check"]["enabled"]:
         libraries += _TRANSFORMERS
     if job.stage == "evaluation" and node["lm_eval"]["tasks"]:

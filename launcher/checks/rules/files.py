@@ -294,13 +294,19 @@ SCHEDULER = "scheduler"
 
 _PYTHON = "cluster.python"
 
-# By stage: the libraries in words, the work that needs them, and the extra that has them.
-_NEEDS = {
-    "data_preparation": ("numpy and tokenizers", "a data preparation", "data"),
-    "conversion": ("torch and safetensors", "a conversion", "train,conversion"),
-    "evaluation": ("torch and megatron-core", "an evaluation", "train,evaluation"),
+# By stage: the modules that its tasks import, the main ones in words, the work, and the extra that has them.
+LIBRARIES = {
+    "training": ("torch megatron numpy psutil yaml", "torch and megatron-core", "a training", "train"),
+    "data_preparation": ("numpy tokenizers yaml", "numpy and tokenizers", "a data preparation", "data"),
+    "conversion": (
+        *("torch numpy safetensors yaml", "torch and safetensors"),
+        *("a conversion", "train,conversion"),
+    ),
+    "evaluation": (
+        *("torch megatron numpy psutil yaml", "torch and megatron-core"),
+        *("an evaluation", "train,evaluation"),
+    ),
 }
-_OF_TRAININGS = ("torch and megatron-core", "a training", "train")
 
 
 @check(
@@ -326,7 +332,7 @@ def machine_problems(plan: Plan, host: facts.HostFacts) -> Iterator[Finding]:
 
 
 def _interpreter_problems(plan: Plan, python: facts.Interpreter) -> Iterator[Finding]:
-    libraries, work, extra = _NEEDS.get(plan.job.stage, _OF_TRAININGS)
+    _, libraries, work, extra = LIBRARIES[plan.job.stage]
     name = None if python.is_own else python.name
     if python.problem is not None:
         yield error(_PYTHON, name, python.problem, python.nearest)

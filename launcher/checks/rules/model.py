@@ -22,7 +22,7 @@ from launcher.estimates.training import (
     model_type_of,
     uncounted,
 )
-from launcher.estimates.values import Values, divisors, full, is_whole, listed
+from launcher.estimates.values import Values, divisors, full, gib, is_whole, listed
 from launcher.plan import Plan
 from slipway.arithmetic.gpus import GPUS
 
@@ -289,7 +289,6 @@ def _modules(values: Values) -> Iterator[Finding]:
 
 # --- the memory of a GPU
 
-_GIB = 2**30
 _STATES = ("weights", "gradients", "optimizer")
 _FITS = "the model fits into the memory of a GPU"
 
@@ -355,15 +354,16 @@ def _compared(counted: CountedGpu, stage: StageMemory, stages: int, margin: floa
     where = f"pipeline stage {stage.stage} of {stages} (from 0) needs" if stages > 1 else "a GPU needs"
     parts = {name: getattr(stage, name) for name in (*_STATES, "activations", "logits")}
     largest = sorted(parts.items(), key=lambda part: -part[1])
-    shares = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in largest if size >= _GIB / 20)
-    gpu, over = counted.gpu, (stage.total - counted.gpu.memory) / _GIB
-    room = f"{gpu.name} has {gpu.memory / _GIB:.1f} GiB ({counted.source})"
+    shares = ", ".join(f"{name} {gib(size)}" for name, size in largest if size >= 2**30 / 20)
+    gpu, over = counted.gpu, stage.total - counted.gpu.memory
+    room = f"{gpu.name} has {gib(gpu.memory)} GiB ({counted.source})"
     if counted.is_assumed:
-        room = f"{gpu.name} (assumed; cluster.gpu=... names another) has {gpu.memory / _GIB:.1f} GiB"
-    left = f"only {-over:.1f} GiB are left for CUDA, NCCL and fragments, less than the margin of {margin:.0%}"
-    if over > 0:
-        left = f"{over:.1f} GiB too little"
-    return f"{where} {stage.total / _GIB:.1f} GiB ({shares}); {room}: {left}"
+        room = f"{gpu.name} (assumed; cluster.gpu=... names another) has {gib(gpu.memory)} GiB"
+    left = f"{gib(over)} GiB too little"
+    if over <= 0:
+        of_margin = f"less than the margin of {margin:.0%}"
+        left = f"only {gib(-over)} GiB are left for CUDA, NCCL and fragments, {of_margin}"
+    return f"{where} {gib(stage.total)} GiB ({shares}); {room}: {left}"
 
 
 MEMORY = (memory_problems,)
