@@ -15,7 +15,7 @@ from launcher.estimates.parallelism import NODES, PIPELINE, TENSOR, VIRTUAL
 from launcher.estimates.training import model_size
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan
-from launcher.slurm.notations import TIME_FORMS, format_days, margin_of, parse_time_limit
+from launcher.slurm.notations import TIME_FORMS, format_days, limit_seconds, margin_of, parse_time_limit
 
 _RUN = "training.run.name"
 _ACCEPT = "training.resume.accept_data"
@@ -173,15 +173,6 @@ def limit_key(plan: Plan) -> str:
     return f"{plan.job.stage}.run.time_limit"
 
 
-def _limit_seconds(plan: Plan) -> int | None:
-    """Return the time limit; None for no limit, and for one that `time.limit` reports."""
-    limit = plan.job.resources.time_limit
-    try:
-        return parse_time_limit(limit) if limit is not None else None
-    except ValueError:
-        return None
-
-
 @check("time.limit", "the time limit is in one of Slurm's forms")
 def limit_problems(plan: Plan) -> Iterator[Finding]:
     limit = plan.job.resources.time_limit
@@ -204,7 +195,7 @@ def max_time_problems(values: Values, plan: Plan) -> Iterator[Finding]:
     for name in (name for name in written if name not in times):
         expected = "days:hours:minutes:seconds in quotes, such as '00:03:30:00'"
         yield error(_as_written(values, name), written[name], f"expected {expected}")
-    ends, key = _limit_seconds(plan), limit_key(plan)
+    ends, key = limit_seconds(plan.job.resources.time_limit), limit_key(plan)
     if not times or ends is None or min(times.values()) < ends:
         return
     first, limit = min(times, key=lambda name: times[name]), plan.job.resources.time_limit
@@ -302,7 +293,7 @@ def resume_problems(values: Values, plan: Plan) -> Iterator[Finding]:
 @check("time.save", "jobs are told to save before they end, and not as soon as they begin")
 def save_problems(plan: Plan) -> Iterator[Finding]:
     key, value = limit_key(plan), plan.job.resources.time_limit
-    limit, signal = _limit_seconds(plan), plan.job.queue.signal
+    limit, signal = limit_seconds(plan.job.resources.time_limit), plan.job.queue.signal
     match = _SIGNAL.fullmatch(signal or "")
     if match and limit is not None and int(match[1]) >= limit:
         text = f"not less than the time limit, {value}: the job would be told to save as soon as it begins"
