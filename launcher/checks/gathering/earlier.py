@@ -161,7 +161,7 @@ def _schedule(resolver: PathResolver, paths: LaunchPaths | None) -> dict[str, An
     if before is None or now is None or before == now:
         return {}
     chosen = checkpoints.chosen_checkpoint(resolver)
-    step = chosen.whole("step") if chosen is not None else 0
+    step = chosen.step if chosen is not None else 0
     question = {"config": resolver.plan.job.config, "max_steps": before, "step": step}
     rate = ask_trainer("slipway.trainer.optim.schedule", json.dumps(question))
     return {"steps": (before, now), "rate": rate and tuple(rate)}
