@@ -64,7 +64,7 @@ class MarkedCheckpoint(NamedTuple):
 
     @property
     def damage(self) -> str | None:
-        """The first of the files that the marker lists which is not there, or not as large; None if all are."""
+        """The first file that is not as the marker lists it, by name and size, and why; None if all are."""
         for name, size in node(self.content, "files").items():
             try:
                 there = (self.path / name).stat().st_size
