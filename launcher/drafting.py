@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,9 @@ from launcher.config.overrides import STAGES, parse_override
 from launcher.config.schema import RunConfig
 from launcher.config.secrets import check_references, check_texts
 from launcher.config.stored import read_stored
-from launcher.errors import UserError, did_you_mean, explain_os_error
+from launcher.errors import UserError, did_you_mean, explain_os_error, setting_error
 from launcher.plan import Plan
-from launcher.rendering.render import Rendered, render
+from launcher.rendering.render import render
 from launcher.runs import provenance
 from launcher.runs.manifest import read_manifest, read_stored_text
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, TEMPLATES, next_launch_number
@@ -37,8 +37,9 @@ class Request:
     """The launch that the user asked for.
 
     `config_dir` and `template_dir` are the user's own trees, searched before ours. To render the script of an
-    earlier launch again, `number` and `tag` are its own; see also `StoredRequest`, which has a `launch_dir`.
-    `stage` is the only stage to draft, of several in the overrides; `work` is an image to make instead.
+    earlier launch again, `number` and `tag` are its own. `stage` is the only stage to draft, of several in
+    the overrides; `work` is an image to make instead. With a `launch_dir` the draft is that of the
+    configuration stored there, with its `choices`, whatever the trees say now.
     """
 
     overrides: Sequence[str]
@@ -50,12 +51,42 @@ class Request:
     stage: str | None = None
     launch_dir: Path | None = None
     work: ImageWork | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_launch(
+        cls, launch_dir: Path, command: Sequence[str] = (), number: int | None = None, tag: str | None = None
+    ) -> Request:
+        """Read the record of a launch; raise UserError if there is none, or its templates are not trusted."""
+        launch_dir = launch_dir.absolute()
+        manifest, templates = read_manifest(launch_dir), launch_dir / TEMPLATES
+        return cls(
+            manifest.overrides,
+            command,
+            template_dir=_require_trusted(templates) if templates.is_dir() else None,
+            number=number or manifest.launch,
+            tag=tag or manifest.tag,
+            launch_dir=launch_dir,
+            choices=manifest.choices,
+        )
 
     def compositions(self) -> list[Composition]:
         """Compose the configuration, once for each requested stage, or for the job that makes an image.
 
-        Raise UserError if the stages cannot be launched one after the other, or `stage` is none of them.
+        Raise UserError if the stages cannot be launched one after the other, `stage` is none of them, or no
+        configuration is stored in `launch_dir`.
         """
+        if self.launch_dir is not None:
+            stored = self.launch_dir / ROOT_CONFIG
+            try:
+                text = read_stored_text(stored)
+            except OSError as error:
+                raise UserError(
+                    f"{stored}: {(error.strerror or str(error)).lower()}: this launch was stored without it",
+                    hint="without --launch-dir the launch is composed again, from the trees as they are now",
+                ) from error
+            config = read_stored(text, str(stored), why_untrusted(stored))
+            return [Composition(config, dict(self.choices), tuple(self.overrides))]
         composition, stage = compose(self.overrides, self.config_dir), self.stage
         with composition.annotated():
             check_references(composition.references)
@@ -87,44 +118,6 @@ class Request:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRequest(Request):
-    """A launch to draft again from what is stored in its `launch_dir`, whatever the trees say now."""
-
-    choices: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls, launch_dir: Path, command: Sequence[str] = (), number: int | None = None, tag: str | None = None
-    ) -> StoredRequest:
-        """Read the record of a launch; raise UserError if there is none, or its templates are not trusted."""
-        launch_dir = launch_dir.absolute()
-        manifest, templates = read_manifest(launch_dir), launch_dir / TEMPLATES
-        return cls(
-            manifest.overrides,
-            command,
-            template_dir=_require_trusted(templates) if templates.is_dir() else None,
-            number=number or manifest.launch,
-            tag=tag or manifest.tag,
-            launch_dir=launch_dir,
-            choices=manifest.choices,
-        )
-
-    def compositions(self) -> list[Composition]:
-        """Read the configuration; raise UserError if none is stored."""
-        assert self.launch_dir is not None
-        stored = self.launch_dir / ROOT_CONFIG
-        try:
-            text = read_stored_text(stored)
-        except OSError as error:
-            raise UserError(
-                f"{stored}: {(error.strerror or str(error)).lower()}: this launch was stored without it",
-                hint="without --launch-dir the launch is composed again, from the trees as they are now",
-            ) from error
-        config = read_stored(text, str(stored), why_untrusted(stored))
-        return [Composition(config, self.choices, tuple(self.overrides))]
-
-
 @dataclass(frozen=True)
 class Draft:
     """A planned launch, not written anywhere yet; `work` is the image that its job makes, if it does that.
@@ -141,16 +134,21 @@ class Draft:
     work: ImageWork | None = None
 
     @cached_property
-    def rendered(self) -> Rendered:
-        """The text of the launch's scripts, rendered when it is first needed.
+    def texts(self) -> dict[Path, str]:
+        """The texts of the launch's files, rendered when they are first needed.
 
         Raise UserError if a user's template is not valid or holds a secret, or a value cannot be quoted.
         """
         with self.composition.annotated():
-            rendered = render(self.plan, self.template_dir)
+            texts = render(self.plan, self.template_dir)
             if self.template_dir is not None:
-                check_texts(rendered.texts(self.plan.paths), f"--template-dir {self.template_dir}")
-        return rendered
+                check_texts(texts, f"--template-dir {self.template_dir}")
+        return texts
+
+    @property
+    def script(self) -> str:
+        """The text of the script that is submitted."""
+        return self.texts[self.plan.paths.script]
 
     @cached_property
     def image(self) -> ResolvedImage | None:
@@ -206,7 +204,7 @@ def draft(request: Request) -> Draft:
         name, _, phase = stages[-1].partition(".")
         part = f" {name}.phase={phase}" if phase else ""
         hint = f"one stage at a time: stages=[{name}]{part}"
-        raise UserError(f"stages=[{','.join(stages)}]: this needs a single stage", key="stages", hint=hint)
+        raise setting_error(f"stages=[{','.join(stages)}]: this needs a single stage", hint)
     return first
 
 
@@ -218,11 +216,8 @@ def drafts(request: Request, staged: Sequence[Composition] | None = None) -> lis
     staged = request.compositions() if staged is None else staged
     if len(staged) > 1 and (request.number is not None or request.tag is not None):
         names = [stage_name(composition.config) for composition in staged]
-        raise UserError(
-            f"stages=[{','.join(names)}]: --launch-number and --tag are those of one launch",
-            key="stages",
-            hint=f"--stage={names[-1]}",
-        )
+        text = f"stages=[{','.join(names)}]: --launch-number and --tag are those of one launch"
+        raise setting_error(text, f"--stage={names[-1]}")
     return [_draft(composition, request) for composition in staged]
 
 
@@ -251,7 +246,7 @@ def _draft(composition: Composition, request: Request) -> Draft:
             launch_dir = run_dir / LAUNCHES / str(number)
             with contextlib.suppress(UserError, OSError):
                 if (launch_dir / ROOT_CONFIG).is_file() and read_manifest(launch_dir).tag == tag:
-                    return draft(StoredRequest.of(launch_dir))
+                    return draft(Request.of_launch(launch_dir))
         try:
             number = number or next_launch_number(run_dir)
         except OSError as error:

@@ -23,7 +23,8 @@ from launcher.errors import DONE, WATCHING_ENDED, WENT_WRONG, UserError, escape
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder, read_parallel_config
 from launcher.estimates.values import Values, full
-from launcher.launching import Launched, launch
+from launcher.jobs.launches import Launch
+from launcher.launching import launch
 from launcher.monitor.evidence import gather
 from launcher.monitor.follow import follow_and_tell
 from launcher.monitor.verification import RunVerdict, verify
@@ -75,7 +76,7 @@ def try_smoke(
     if dry:
         for line in smoke.summary:
             _say(line)
-        print_code(smoke.draft.rendered.script, "bash")
+        print_code(smoke.draft.script, "bash")
         return report, DONE
     # The launch itself is judged before its smoke takes its time.
     report = show_to_scheduler(report)
@@ -97,7 +98,7 @@ def try_smoke(
     return report, None if _has_passed(name, launched, code) else WENT_WRONG
 
 
-def _has_passed(name: str, launched: Launched, code: int) -> bool:
+def _has_passed(name: str, launched: Launch, code: int) -> bool:
     """Verify a smoke that ended (`launcher.monitor.verification`), and print what is wrong."""
     checks = verify(gather(launched.paths.run_dir, launched.paths.number), is_smoke=True)
     failed = [check for check in checks if check.verdict is RunVerdict.FAILED]

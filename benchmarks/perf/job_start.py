@@ -29,6 +29,7 @@ from check import unpack
 
 from launcher.config.compose import compose
 from launcher.rendering.render import render
+from launcher.rendering.supervision import supervisor_archive
 from launcher.stages.planning import plan_launch
 
 OVERRIDES = ["training=gpt3/126m", "cluster=bcm"]
@@ -79,7 +80,7 @@ def write_launch(results: Path, *overrides: str) -> Path:
     chosen = [*OVERRIDES, *overrides, f"base_results_dir={results}"]
     plan = plan_launch(compose(chosen).config, number=1, tag=TAG)
     plan.paths.directory.mkdir(parents=True)
-    for path, content in render(plan).files(plan.paths).items():
+    for path, content in {**render(plan), plan.paths.supervisor: supervisor_archive()}.items():
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return plan.paths.script
 

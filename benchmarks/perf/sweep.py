@@ -35,7 +35,6 @@ from launcher.config.compose import (  # noqa: E402
 from launcher.config.overrides import for_hydra  # noqa: E402
 from launcher.config.stored import config_text  # noqa: E402
 from launcher.drafting import Draft, Request, drafts  # noqa: E402
-from launcher.rendering.render import Rendered  # noqa: E402
 
 T = TypeVar("T")
 Point = list[str]
@@ -73,13 +72,13 @@ def groups() -> list[Point]:
 
 def scripts(composition: Composition) -> Draft:
     (draft,) = drafts(Request([], [], number=1, tag="tag"), [composition])
-    _ = draft.rendered
+    _ = draft.texts
     return draft
 
 
-def files(composition: Composition) -> tuple[Rendered, str]:
+def files(composition: Composition) -> tuple[dict[Path, str], str]:
     draft = scripts(composition)
-    return draft.rendered, config_text(draft.plan.job.config or {})
+    return draft.texts, config_text(draft.plan.job.config or {})
 
 
 def compare(points: Sequence[Point]) -> int:

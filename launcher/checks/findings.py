@@ -1,16 +1,18 @@
-"""Findings, and the table of the checks that make them."""
+"""Findings, and the checks that make them."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, ParamSpec
 
 from launcher.checks.facts import Facts
 from launcher.errors import escape, literal
 from launcher.estimates.values import Values, full
 from launcher.plan import Plan
+
+P = ParamSpec("P")
 
 
 class Severity(enum.StrEnum):
@@ -63,35 +65,33 @@ def not_checked(what: str, why: str | None) -> Finding:
     return Finding(Severity.SKIPPED, None, text, why=why or None)
 
 
-Rule = Callable[..., Iterable[Finding]]
-_Rule = TypeVar("_Rule", bound=Rule)
+class Check(Generic[P]):
+    """A check: its rule is a pure function of a plan and of what is known of files and the cluster.
 
-
-class Check(NamedTuple):
-    """A check: a pure function of a plan and of what is known of files and the cluster.
-
-    Its rule names as parameters what it `reads`: `plan`, `facts` or a field of them, NeMo's nodes as
-    `values`, without which it does not apply, and the `engine` that reads these.
+    The rule names as parameters what it reads: `plan`, `facts` or a field of them, NeMo's nodes as `values`,
+    without which it does not apply, and the `engine` that reads these. A check may be called as its rule.
 
     `id` is stable: users write it in ``--no-check=ID``. `tells` is what it looks at, in one line of the
     documentation. `needs` are fields of `Facts` without which it is skipped; ``cluster.nodes`` is a part of
     one: it is skipped where `missing` of ``cluster`` has the reason, and not applicable where nobody asked.
     """
 
-    id: str
-    tells: str
-    needs: tuple[str, ...]
-    rule: Rule
-    reads: tuple[str, ...]
+    def __init__(self, check_id: str, tells: str, rule: Callable[P, Iterator[Finding]], *needs: str) -> None:
+        self.id, self.tells, self.needs = check_id, tells, needs
+        self._rule: Callable[..., Iterator[Finding]] = rule
+        self._reads = _parameters(rule)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Finding]:
+        return self._rule(*args, **kwargs)
 
     def find(self, plan: Plan, facts: Facts) -> Iterator[Finding]:
         """Yield what the rule finds; the facts that it needs are there."""
         config = plan.job.config
-        if config is None and "values" in self.reads:
+        if config is None and "values" in self._reads:
             return
         known = {"plan": plan, "facts": facts, "values": Values(config or {}), "engine": plan.job.engine}
-        arguments = [known[name] if name in known else getattr(facts, name) for name in self.reads]
-        for finding in self.rule(*arguments):
+        arguments = [known[name] if name in known else getattr(facts, name) for name in self._reads]
+        for finding in self._rule(*arguments):
             yield replace(finding, id=self.id)
 
     def apply(self, plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -129,26 +129,6 @@ def _parameters(rule: Any) -> tuple[str, ...]:
     return tuple(name for name in names if name not in getattr(rule, "keywords", ()))
 
 
-REGISTERED: list[Check] = []
-# By the id of a check: what would be valid instead, found by search for the findings that are reported.
-Remedy = Callable[[Plan, Facts], str | None]
-REMEDIES: dict[str, Remedy] = {}
-
-
-def check(check_id: str, tells: str, *needs: str) -> Callable[[_Rule], _Rule]:
-    """Enter a rule into the table of checks."""
-
-    def register(rule: _Rule) -> _Rule:
-        REGISTERED.append(Check(check_id, tells, needs, rule, _parameters(rule)))
-        return rule
-
-    return register
-
-
-def remedy(check_id: str) -> Callable[[Remedy], Remedy]:
-    """Enter the remedy of a check's findings, where these name none themselves."""
-
-    def register(function: Remedy) -> Remedy:
-        return REMEDIES.setdefault(check_id, function)
-
-    return register
+def check(check_id: str, tells: str, *needs: str) -> Callable[[Callable[P, Iterator[Finding]]], Check[P]]:
+    """Make a rule a check, which the tuple at the end of its module names."""
+    return lambda rule: Check(check_id, tells, rule, *needs)

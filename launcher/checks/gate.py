@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, wraps
 from typing import Any
 
 from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
-
-# Each enters its functions into the table of gatherers.
-from launcher.checks.gathering import GATHERERS, configuration, earlier, host, images, paths  # noqa: F401
+from launcher.checks.gathering import configuration, earlier, host, images, paths
 from launcher.checks.registry import CHECKS, require_known, run_checks, worst_first
 from launcher.checks.rules.files import MACHINE, SCHEDULER
 from launcher.drafting import Draft
@@ -85,11 +84,50 @@ def gather(drafts: Sequence[Draft], *, look: bool = True, **known: Any) -> list[
 
     Without `look` that is nothing of files, of this machine and of the cluster.
     """
-    allowed = (gatherer for gatherer in GATHERERS if look or not gatherer.looks)
-    gatherers = {gatherer.field: gatherer for gatherer in allowed if gatherer.field not in known}
-    answers = [gatherer.gather(drafts) for gatherer in gatherers.values()]
-    facts = [dict(zip(gatherers, values, strict=True)) for values in zip(*answers, strict=True)]
+    gatherers = {**GATHERERS, **(LOOKING_GATHERERS if look else {})}
+    answers = {field: ask(drafts) for field, ask in gatherers.items() if field not in known}
+    facts = [dict(zip(answers, values, strict=True)) for values in zip(*answers.values(), strict=True)]
     return [Facts(**known, **fields) for fields in facts]
+
+
+_Gatherer = Callable[[Sequence[Draft]], Sequence[object]]
+
+
+def _each(find: Callable[[Draft], object], same: Callable[[Draft], object] = id) -> _Gatherer:
+    """Return the gatherer that asks for each draft; drafts with the `same` share an answer."""
+
+    @wraps(find)
+    def gather(drafts: Sequence[Draft]) -> list[object]:
+        answers: dict[object, object] = {}
+        for draft in drafts:
+            if same(draft) not in answers:
+                answers[same(draft)] = find(draft)
+        return [answers[same(draft)] for draft in drafts]
+
+    return gather
+
+
+# By the field of `Facts` that it finds out: a function of all drafts that are checked together.
+GATHERERS: Mapping[str, _Gatherer] = {
+    "node_gpus": _each(configuration.node_gpus),
+    "added_keys": _each(configuration.added_keys),
+    "shipped_keys": _each(configuration.known_keys),
+    "image": _each(partial(images.image_facts, look=False)),
+    "trainer_verdict": lambda drafts: host.trainer_verdicts([draft.plan for draft in drafts]),
+}
+# Those that look at files, at this machine or at the cluster, which a dry run does not.
+LOOKING_GATHERERS: Mapping[str, _Gatherer] = {
+    "same_job_name": _each(earlier.same_job_name),
+    "open_secrets": _each(paths.open_secrets),
+    "missing_secrets": _each(paths.missing_secrets),
+    "paths": _each(paths.path_facts),
+    "image": _each(partial(images.image_facts, look=True)),
+    "earlier": _each(earlier.earlier_training),
+    "cluster": _each(host.cluster_facts, host.cluster_question),
+    "lacks_gpus": _each(host.lacks_gpus),
+    "host": _each(host.host_facts, host.host_question),
+    "supervisor_python": _each(lambda _: host.supervisor_python_problem(), lambda _: None),
+}
 
 
 def show_to_scheduler(
@@ -108,7 +146,7 @@ def show_to_scheduler(
         answer = SubmissionFacts(None, missing={"is_refused": f"cluster.scheduler={plan.scheduler}"})
     else:
         # Of a workspace what it asks for is shown: salloc itself cannot be asked beforehand.
-        script = empty_script(plan) if plan.job.stage == WORKSPACE else report.draft.rendered.script
+        script = empty_script(plan) if plan.job.stage == WORKSPACE else report.draft.script
         validate = validate or scheduler_for(plan.scheduler, plan.slurm_conf).validate
         try:
             answer = SubmissionFacts(is_refused=False, message=validate(script))

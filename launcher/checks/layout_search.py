@@ -9,11 +9,12 @@ from functools import cache, cached_property
 from heapq import heappop, heappush
 from typing import Any
 
-import launcher.checks.rules.resources  # noqa: F401 - its checks have a part in layouts, as those imported below
 from launcher.attained import attained
 from launcher.checks.facts import Facts
-from launcher.checks.findings import REGISTERED, Finding, Severity
+from launcher.checks.findings import Finding, Severity
 from launcher.checks.layout_candidates import is_of_layout, layouts
+from launcher.checks.rules import layout as rules
+from launcher.checks.rules import model, resources, training
 from launcher.checks.rules.model import has_gpus
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.parallelism import (
@@ -43,7 +44,11 @@ _WORTH_ROOM = 0.03
 # The type in which NeMo sends and adds up gradients; by default 32 bits.
 GRADIENTS = "model.optim.grad_sync_dtype"
 # The checks that a layout has a part in.
-_CHECKS = ("layout.", "batch.", "elastic.", "model.recompute")
+_CHECKS = tuple(
+    check
+    for check in (*rules.CHECKS, *resources.CHECKS, *training.BATCHES, *model.CHECKS)
+    if check.id.startswith(("layout.", "batch.", "elastic.", "model.recompute"))
+)
 # Sizes whose layout with full recomputing exceeds the limit by so much are not tried.
 _HOPELESS = 1.1
 # The limit of a search over numbers of nodes, in layouts: as much as the largest shipped size takes from one
@@ -154,8 +159,7 @@ class LayoutSearch:
 
     def _findings(self, config: Mapping[str, Any]) -> list[Finding]:
         plan = replace(self.plan, job=replace(self.plan.job, config=config))
-        checks = [check for check in REGISTERED if check.id.startswith(_CHECKS)]
-        return [finding for check in checks for finding in check.find(plan, self.facts)]
+        return [finding for check in _CHECKS for finding in check.find(plan, self.facts)]
 
     @cached_property
     def smallest(self) -> Suggestion | None:
@@ -307,10 +311,6 @@ def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
             if work > _MOST_WORK:
                 break
     return None
-
-
-def gib(size: int) -> str:
-    return f"{size / 2**30:.1f}"
 
 
 def overrides(config: Mapping[str, Any], suggestion: Suggestion) -> list[str]:

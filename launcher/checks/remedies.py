@@ -9,14 +9,14 @@ from typing import Any
 
 from launcher.checks import layout_search
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Severity, remedy
+from launcher.checks.findings import Severity
 from launcher.checks.layout_search import LayoutSearch, Suggestion
 from launcher.checks.rules import layout as rules
 from launcher.checks.rules.model import has_gpus
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder, node_counts, read_parallel_config, with_changes
 from launcher.estimates.training import uncounted
-from launcher.estimates.values import Values, count, divisors, listed
+from launcher.estimates.values import Values, count, divisors, gib, listed
 from launcher.plan import Plan
 from slipway.arithmetic.layout import ParallelConfig, fits
 
@@ -141,17 +141,6 @@ def _by_arithmetic(ways: Sequence[_Way], plan: Plan, _: Facts) -> str | None:
     return "\n".join(line for line in lines if line is not None)
 
 
-_WAYS: Mapping[str, Sequence[_Way]] = {
-    "layout.context": [_contexts],
-    "layout.experts": [_node_counts],
-    "batch.global": [_global_batches, _micro_batches, _node_counts],
-    "batch.interleaved": [_global_batches, _micro_batches, _node_counts],
-}
-for _id, _ways in _WAYS.items():
-    remedy(_id)(partial(_by_arithmetic, _ways))
-
-
-@remedy("layout.world")
 def _world(plan: Plan, facts: Facts) -> str:
     """Suggest layouts, first those that have room: of what divides, much has not."""
     best = f"{would_fit(plan, facts)}\n{_layouts(LayoutSearch(plan, facts))}"
@@ -159,7 +148,6 @@ def _world(plan: Plan, facts: Facts) -> str:
     return f"{best}\nby arithmetic alone, whether or not the memory is enough:\n{numbers}"
 
 
-@remedy("memory.fits")
 def would_fit(plan: Plan, facts: Facts) -> str:
     """Return lines that name the nearest and the fastest layout that fit, or explain why none does.
 
@@ -201,7 +189,7 @@ def why_none(search: LayoutSearch, more: Suggestion | None) -> str:
         message += ", for other reasons than memory: slipway check names them"
     elif smallest.fullest is not None:
         layout, stage = smallest.layout, smallest.fullest
-        total, memory = map(layout_search.gib, (stage.total, search.counted.gpu.memory))
+        total, memory = map(gib, (stage.total, search.counted.gpu.memory))
         message += (
             f": the smallest, tensor {layout.tensor} × pipeline {layout.pipeline} × context {layout.context},"
             f" takes {total} of {memory} GiB on stage {stage.stage}"
@@ -213,3 +201,14 @@ def why_none(search: LayoutSearch, more: Suggestion | None) -> str:
 
 def _pasted(config: Mapping[str, Any], suggestion: Suggestion) -> str:
     return " ".join(layout_search.overrides(config, suggestion)) or "the layout as it is"
+
+
+# By the id of a check: what would be valid instead, for its findings that name no remedy themselves.
+REMEDIES: Mapping[str, Callable[[Plan, Facts], str | None]] = {
+    "layout.world": _world,
+    "layout.context": partial(_by_arithmetic, [_contexts]),
+    "layout.experts": partial(_by_arithmetic, [_node_counts]),
+    "batch.global": partial(_by_arithmetic, [_global_batches, _micro_batches, _node_counts]),
+    "batch.interleaved": partial(_by_arithmetic, [_global_batches, _micro_batches, _node_counts]),
+    "memory.fits": would_fit,
+}

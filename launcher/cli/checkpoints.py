@@ -28,7 +28,7 @@ from launcher.runs.trust import why_untrusted
 from launcher.secrecy import MASK
 
 if TYPE_CHECKING:
-    from launcher.launching import Launched
+    from launcher.jobs.launches import Launch
 
 _CONVERT = """\
 Convert a checkpoint to Hugging Face's format, or other weights to a checkpoint.
@@ -130,7 +130,7 @@ def run_convert(args: argparse.Namespace) -> int:
     return launch_and_follow(args, words, _lines_after_conversion)
 
 
-def _lines_after_conversion(launched: Launched) -> Iterator[str]:
+def _lines_after_conversion(launched: Launch) -> Iterator[str]:
     """Yield what a user types next, by what the job was told to write."""
     config = read_yaml(launched.paths.config)
     records = [path for path in expected_outputs(config) or () if path.is_file()]

@@ -20,7 +20,7 @@ from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, who
 from launcher.cli.requests import add_launch_options
 from launcher.cli.runs import add_run, selected_run
 from launcher.config.overrides import hydra_value
-from launcher.drafting import StoredRequest, draft
+from launcher.drafting import Request, draft
 from launcher.errors import DONE, WENT_WRONG, UserError, escape, file_mode
 from launcher.jobs.launches import open_launches
 from launcher.monitor.readers import Segment, segment_with, segments
@@ -173,7 +173,7 @@ def run_audit(args: argparse.Namespace) -> int:
     ref = selected_run(args)
     segment = _segment(ref.run_dir, ref.launch, args.step)
     launch = segment.launch
-    resolver = PathResolver(draft(StoredRequest.of(launch.paths.directory)))
+    resolver = PathResolver(draft(Request.of_launch(launch.paths.directory)))
     answer = _ask(segment, resolver, args.step, with_tokens=args.text)
     answer = {"run": launch.paths.run_name, "launch": launch.paths.number, **answer}
     answer["trained"] = args.step <= segment.last

@@ -12,6 +12,7 @@ from launcher.checks.rules.runs import days_text
 from launcher.errors import UserError, literal
 from launcher.estimates.cost import Cost, MemoryEstimate, TrainingAmount
 from launcher.estimates.memory import StageMemory
+from launcher.estimates.values import memory_text
 from launcher.plan import Plan
 from launcher.ui.plotting import FAINT, INK, new_figure, style_axes, write_picture
 from launcher.ui.tables import count, new_table
@@ -50,7 +51,8 @@ def cost_lines(plan: Plan, amount: TrainingAmount) -> Iterator[tuple[str, str]]:
         text += f", {kept} kept: {bytes_text(kept * bytes_of_one)}"
     yield "space", text
     if amount.save_bytes:
-        yield "save", f"a checkpoint takes {size(amount.save_bytes)} of a node's memory, and none of a GPU's"
+        saving = memory_text(amount.save_bytes)
+        yield "save", f"a checkpoint takes {saving} of a node's memory, and none of a GPU's"
 
 
 GIB = 2**30
@@ -95,16 +97,11 @@ def headline(memory: MemoryEstimate) -> str:
     )
     over = fullest.total - memory.capacity
     if over > 0:
-        held = f", {size(over)} more than the {size(memory.capacity)} of a GPU"
+        held = f", {memory_text(over)} more than the {memory_text(memory.capacity)} of a GPU"
     else:
-        held = f" of {size(memory.capacity)}"
-        held += f", {size(memory.capacity - memory.usable)} of it kept free" if memory.margin else ""
-    return f"{where}{size(fullest.total)}{held} ({gpu.name}; {source})"
-
-
-def size(number: int) -> str:
-    """Format bytes of memory: 512 MiB, 56.0 GiB."""
-    return f"{number / GIB:,.1f} GiB" if number >= GIB else f"{number / _MIB:.0f} MiB"
+        held = f" of {memory_text(memory.capacity)}"
+        held += f", {memory_text(memory.capacity - memory.usable)} of it kept free" if memory.margin else ""
+    return f"{where}{memory_text(fullest.total)}{held} ({gpu.name}; {source})"
 
 
 def plain_lines(memory: MemoryEstimate) -> Iterator[str]:

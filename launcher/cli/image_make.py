@@ -277,7 +277,7 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
     request = replace(request_of(args, list(overrides)), work=work)
     job = draft(request)
     if args.dry_run:
-        print_drafts([(job, job.rendered.script)], "bash")
+        print_drafts([(job, job.script)], "bash")
         return 0
     launched = launch(job, request)
     print_outcomes([launched], as_json=args.json)

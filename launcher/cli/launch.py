@@ -22,7 +22,7 @@ from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.terminal import print_message
 
 if TYPE_CHECKING:
-    from launcher.launching import Launched
+    from launcher.jobs.launches import Launch
 
 # Places where --build makes the image.
 _HOST, _JOB = "host", "job"
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     return _follow(launched) if args.follow and launched else code
 
 
-def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launched]:
+def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launch]:
     """Draft the launches of some overrides, check them and submit them; in a dry run print their scripts."""
     request = request_of(args, overrides)
     reports = _check(args, drafts(request), request)
@@ -96,7 +96,7 @@ def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Lau
 def launch_and_follow(
     args: argparse.Namespace,
     overrides: list[str],
-    lines_after: Callable[[Launched], Iterable[str]] = lambda launched: (),
+    lines_after: Callable[[Launch], Iterable[str]] = lambda launched: (),
 ) -> int:
     """Launch the jobs of a stage, and show their logs until the end, or the first failure; return its code.
 
@@ -137,11 +137,11 @@ def _is_dry(args: argparse.Namespace, drafted: Sequence[Draft]) -> bool:
     return bool(args.dry_run or drafted[0].composition.config.dry_run)
 
 
-def _launch(args: argparse.Namespace, reports: Sequence[CheckReport], request: Request) -> list[Launched]:
+def _launch(args: argparse.Namespace, reports: Sequence[CheckReport], request: Request) -> list[Launch]:
     """Submit checked drafts, or become the shell of a workspace; in a dry run print their scripts."""
     drafted = [report.draft for report in reports]
     if _is_dry(args, drafted):
-        print_drafts([(draft, draft.rendered.script) for draft in drafted], "bash")
+        print_drafts([(draft, draft.script) for draft in drafted], "bash")
         return []
     # Imported late: a dry run neither writes nor submits.
     if is_workspace(drafted):
@@ -161,7 +161,7 @@ def _launch(args: argparse.Namespace, reports: Sequence[CheckReport], request: R
     return launched
 
 
-def _follow(launched: Sequence[Launched]) -> int:
+def _follow(launched: Sequence[Launch]) -> int:
     """Follow the jobs one after the other; return the worst of their exit codes."""
     from launcher.monitor.follow import follow_and_tell
 
@@ -173,7 +173,7 @@ def _follow(launched: Sequence[Launched]) -> int:
     return errors.worst_code(codes)
 
 
-def print_outcomes(launched: Sequence[Launched], *, as_json: bool) -> None:
+def print_outcomes(launched: Sequence[Launch], *, as_json: bool) -> None:
     """Print what was submitted: as JSON an object, or a list of them for several stages."""
     if not as_json:
         for launch in launched:
@@ -209,7 +209,7 @@ def _print_submitted(paths: LaunchPaths, manifest: Manifest) -> None:
 # --- --build and --smoke
 
 
-def _build_and_try(args: argparse.Namespace) -> tuple[list[Launched], int]:
+def _build_and_try(args: argparse.Namespace) -> tuple[list[Launch], int]:
     """Launch with an image that is made first, after a smoke, or both.
 
     Return the launches and the exit code. A smoke that failed, or that is only printed, ends the way: there

@@ -69,8 +69,10 @@ def run(args: argparse.Namespace) -> int:
             stage = launches[0].plan.job.stage
             raise UserError(f"stages=[{stage}]: a job of this stage reads no configuration")
     else:
-        scripts = [(draft, draft.rendered) for draft in launches]
-        texts = [(draft, script.task if args.task else script.script) for draft, script in scripts]
+        texts = [
+            (draft, draft.texts[draft.plan.paths.task_script] if args.task else draft.script)
+            for draft in launches
+        ]
     print_drafts(texts, "yaml" if args.config else "bash")
     sys.stdout.flush()
     return 0
@@ -136,8 +138,8 @@ def _differences(manifest: Manifest, draft: Draft) -> Iterator[str]:
     # Under the names that they had then: the run's or the job's name may be what changed.
     old = LaunchPaths(draft.plan.paths.run_dir, manifest.run, manifest.job_name, manifest.launch)
     config = draft.plan.job.payload_config
-    yield from _unified(old.script, _read(old.script), draft.rendered.script)
-    yield from _unified(old.task_script, _read(old.task_script), draft.rendered.task)
+    yield from _unified(old.script, _read(old.script), draft.script)
+    yield from _unified(old.task_script, _read(old.task_script), draft.texts[draft.plan.paths.task_script])
     # In the files several keys may share a line.
     before = _read_config(old.config)
     yield from _unified(old.config, _text(before), _text(config))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
-from launcher.drafting import Draft, Request, StoredRequest
+from launcher.drafting import Draft, Request
 from launcher.errors import UserError
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.tables import print_code
@@ -56,12 +57,14 @@ def add_replay_options(parser: argparse.ArgumentParser, title: str) -> None:
 def request_of(args: argparse.Namespace, overrides: list[str]) -> Request:
     """Return the request of a command line, with the whole command of this process."""
     # Only verbs that render a launch again have all of these options.
-    replay = {name: getattr(args, name, None) for name in ("tag", "stage", "launch_dir", "launch_number")}
+    replay: dict[str, Any] = {
+        name: getattr(args, name, None) for name in ("tag", "stage", "launch_dir", "launch_number")
+    }
     number = replay.pop("launch_number")
     if number is not None and number < 1:
         raise UserError(f"--launch-number {number}: launches are numbered from 1")
     if replay["launch_dir"] is not None:
-        return StoredRequest.of(replay["launch_dir"], this_command(), number, replay["tag"])
+        return Request.of_launch(replay["launch_dir"], this_command(), number, replay["tag"])
     trees = {"config_dir": args.config_dir, "template_dir": getattr(args, "template_dir", None)}
     return Request(overrides, this_command(), number=number, **trees, **replay)
 

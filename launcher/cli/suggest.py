@@ -16,7 +16,6 @@ from launcher.checks.layout_search import (
     LayoutSearch,
     Suggestion,
     best_with_half_gradients,
-    gib,
     on_least_nodes,
     overrides,
     own_with_half_gradients,
@@ -32,7 +31,7 @@ from launcher.errors import UserError
 from launcher.estimates.parallelism import NODES, Recompute, with_changes
 from launcher.estimates.speed import NOT_TIMED
 from launcher.estimates.training import uncounted
-from launcher.estimates.values import Values, count
+from launcher.estimates.values import Values, count, gib
 from launcher.plan import Plan
 from launcher.ui.tables import Line, print_lines, print_listing, print_styled
 from launcher.ui.terminal import print_json

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from launcher.doctor.facts import Directory, Enroot, Image, Machine, Requirements, Slurm
-from launcher.doctor.report import SLURM, Line, Status, gib, missing, ok, release_status, unknown, warning
+from launcher.doctor.report import SLURM, Line, Status, missing, ok, release_status, unknown, warning
+from launcher.estimates.values import memory_text
 from launcher.images.tools import how_to_get
 from launcher.slurm.commands import WITHOUT_SLURM
 
@@ -104,7 +105,7 @@ def _data(place: Directory, needed: bool, image: Image | None) -> Line:
     size = image.size if image is not None else None
     unpacked = int(size * _UNPACKED_FACTOR) if size is not None else _USUAL_ROOM
     whose = "the image" if size is not None else "an image of a framework"
-    room = f"{whose} takes about {gib(unpacked)} unpacked"
+    room = f"{whose} takes about {memory_text(unpacked)} unpacked"
     troubles = (
         (not place.writable, Status.MISSING, f"{_no_write(place)}, and no image can be unpacked"),
         (not place.is_local, Status.WARNING, "shared; every node unpacks the image there, and removes it"),
@@ -120,7 +121,7 @@ def _cache(place: Directory) -> Line:
     is_small = place.is_memory or _is_small(place, _CACHE_ROOM)
     troubles = (
         (not place.writable, Status.WARNING, _no_write(place)),
-        (is_small, Status.WARNING, f"an image's layers take {gib(_CACHE_ROOM)} and more"),
+        (is_small, Status.WARNING, f"an image's layers take {memory_text(_CACHE_ROOM)} and more"),
     )
     fix = "ENROOT_CACHE_PATH: a directory with room; your home's quota is soon full"
     return _directory("enroot.cache", place, False, troubles, fix)
@@ -128,7 +129,7 @@ def _cache(place: Directory) -> Line:
 
 def _temp(place: Directory) -> Line:
     """Report the directory in which an import puts layers together."""
-    room = f"an import of a framework's image takes about {gib(_USUAL_ROOM)} there"
+    room = f"an import of a framework's image takes about {memory_text(_USUAL_ROOM)} there"
     troubles = (
         (not place.writable, Status.WARNING, _no_write(place)),
         (place.is_memory, Status.WARNING, "imports take the machine's memory"),

@@ -74,11 +74,6 @@ def merged(reports: Iterable[tuple[str, Iterable[Line]]]) -> list[Line]:
     return sorted(together, key=lambda line: _ORDER.index(line.what))
 
 
-def gib(size: int) -> str:
-    """Return a number of bytes as text."""
-    return f"{size / 2**30:.0f} GiB" if size >= 10 * 2**30 else f"{size / 2**20:,.0f} MiB"
-
-
 def lacking(report: Iterable[Line], status: Status = Status.MISSING) -> list[Line]:
     """Return the lines of things that are missing, or have another status, and that the launch needs."""
     return [line for line in report if line.needed and line.status is status]

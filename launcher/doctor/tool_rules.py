@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from launcher.checks.rules.files import engine_fit
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
-from launcher.doctor.report import PYTHON, Line, Status, gib, missing, ok, release_status, unknown, warning
+from launcher.doctor.report import PYTHON, Line, Status, missing, ok, release_status, unknown, warning
+from launcher.estimates.values import memory_text
 from launcher.images.tools import how_to_get
 from launcher.releases import Contents, version
 
@@ -205,7 +206,7 @@ def image_line(image: Image) -> Line:
         fix = "nodes may have it: slipway doctor --nodes 1" if is_elsewhere else None
         return unknown("image", f"{image.name}: {image.why}", fix)
     cuda = f"CUDA {image.cuda}" if image.cuda else "no CUDA_VERSION in its environment"
-    size = f"{gib(image.size)}, " if image.size is not None else ""
+    size = f"{memory_text(image.size)}, " if image.size is not None else ""
     return ok("image", f"{image.name}: {size}{cuda}")
 
 
@@ -249,7 +250,7 @@ def stage_lines(node: Machine, image: Image | None) -> Iterator[Line]:
     elif not place.is_local:
         trouble = "shared, which gains nothing"
     elif place.free is not None and image.size is not None and place.free < image.size:
-        trouble = f"no room for the image's {gib(image.size)}"
+        trouble = f"no room for the image's {memory_text(image.size)}"
     if trouble is None:
         yield ok(what, text, free=place.free)
     else:

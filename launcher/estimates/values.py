@@ -103,3 +103,13 @@ def listed(numbers: Sequence[int], most: int = 12) -> str:
 def count(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 node``, ``2 nodes``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def gib(size: float) -> str:
+    """Return a number of bytes in GiB, without the unit: ``56.0``."""
+    return f"{size / 2**30:,.1f}"
+
+
+def memory_text(size: float) -> str:
+    """Format bytes of memory: ``512 MiB``, ``56.0 GiB``."""
+    return f"{gib(size)} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -27,12 +27,14 @@ _SUBMITTING_SECONDS = 300.0
 class Launch:
     """One launch of a run: its files and its manifest.
 
-    `unanswered` says why the scheduler could not be asked for a job that the manifest does not know.
+    `unanswered` says why the scheduler could not be asked for a job that the manifest does not know;
+    `warnings` of its submission name what was left out, and what may keep it waiting.
     """
 
     paths: LaunchPaths
     manifest: Manifest
     unanswered: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def is_without_job(self) -> bool:

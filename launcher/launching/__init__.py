@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
@@ -40,25 +40,21 @@ from slipway.supervisor.following import NAME as STAGES_FILE
 from slipway.supervisor.following import Repeated, Stage, Stages, to_json
 from slipway.supervisor.marks import GIVEN_UP, claim, claimant
 
-__all__ = ["Launched", "launch", "launch_stages", "nodes_to_avoid"]
+__all__ = ["launch", "launch_stages", "nodes_to_avoid"]
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A launch that became a job; `warnings` name what was left out, and what may keep it waiting."""
-
-    paths: LaunchPaths
-    manifest: Manifest
-    warnings: list[str]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Ready:
-    """A draft with its own launch number that nothing refuses."""
+    """A draft with its own launch number that nothing refuses, and its manifest once it is written."""
 
     draft: Draft
     scheduler: Scheduler
     warnings: list[str]
+    manifest: Manifest = field(init=False)
+
+    @property
+    def launch(self) -> Launch:
+        return Launch(self.paths, self.manifest, warnings=tuple(self.warnings))
 
     @property
     def paths(self) -> LaunchPaths:
@@ -97,7 +93,7 @@ class _Ready:
         return combined_dependency(self.dependency, f"{condition}:{':'.join(jobs)}", key)
 
 
-def launch(draft: Draft, request: Request, *, report: CheckReport | None = None) -> Launched:
+def launch(draft: Draft, request: Request, *, report: CheckReport | None = None) -> Launch:
     """Launch a draft: see `launch_stages`."""
     (launched,) = launch_stages([draft], request, reports=[report] if report is not None else None)
     return launched
@@ -105,7 +101,7 @@ def launch(draft: Draft, request: Request, *, report: CheckReport | None = None)
 
 def launch_stages(
     drafts: Sequence[Draft], request: Request, *, reports: Sequence[CheckReport] | None = None
-) -> list[Launched]:
+) -> list[Launch]:
     """Launch stages one after the other, each waiting for the one before.
 
     All of them are judged by the scheduler and written before the first is submitted. `reports` are those of
@@ -123,13 +119,12 @@ def launch_stages(
         # From here on a launcher may die at any moment. The manifest is the intent; what became of it is
         # found by its tag (`Scheduler.find`) or by the job's own marks.
         several = len(ready) > 1
-        manifests = [
+        for stage in ready:
             _write(stage, replace(request, stage=stage.stage) if several else request, undo)
-            for stage in ready
-        ]
         _introduce(ready)
         undo.pop_all()  # all of it is written
-    return _submit_stages(ready, manifests)
+    _submit_stages(ready)
+    return [stage.launch for stage in ready]
 
 
 def _introduce(ready: Sequence[_Ready]) -> None:
@@ -191,68 +186,58 @@ def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:
     return read_excluded(draft.plan.paths.run_dir, time.time())
 
 
-def _write(stage: _Ready, request: Request, undo: contextlib.ExitStack) -> Manifest:
+def _write(stage: _Ready, request: Request, undo: contextlib.ExitStack) -> None:
     """Write a launch, and make the directories that its job writes to."""
     draft, directories = stage.draft, stage.draft.plan.job.directories
     with draft.composition.annotated():
-        manifest = write_draft(draft, request, nodes_to_avoid(draft))
+        stage.manifest = write_draft(draft, request, nodes_to_avoid(draft))
         undo.callback(discard_launch, stage.paths, directories)
         for directory in directories:
             make_directories((directory,), draft.directory_key(directory))
-    return manifest
 
 
-def _submit_stages(ready: Sequence[_Ready], manifests: Sequence[Manifest]) -> list[Launched]:
-    launched: list[Launched] = []
-    for stage, manifest in zip(ready, manifests, strict=True):
-        before = launched[-1] if launched else None
-        stage_before = ready[len(launched) - 1] if launched else None
+def _submit_stages(ready: Sequence[_Ready]) -> None:
+    for number, stage in enumerate(ready):
+        before = ready[number - 1] if number else None
         try:
-            launched.append(_submit_stage(stage, manifest, stage_before, before))
+            _submit_stage(stage, before)
         except (UserError, KeyboardInterrupt) as error:
-            further = len(launched) + 1
-            for later, intent in zip(ready[further:], manifests[further:], strict=True):
-                _keep(later.paths, intent.refused(f"the stage before it, {stage.stage}, has no job"))
-            if stage_before is not None and before is not None and isinstance(error, UserError):
-                raise _after(stage_before, before, stage, error) from error
+            for later in ready[number + 1 :]:
+                _keep(later, later.manifest.refused(f"the stage before it, {stage.stage}, has no job"))
+            if before is not None and isinstance(error, UserError):
+                raise _after(before, stage, error) from error
             raise
-    return launched
 
 
-def _submit_stage(
-    stage: _Ready, manifest: Manifest, stage_before: _Ready | None, before: Launched | None
-) -> Launched:
-    paths, warnings = stage.paths, list(stage.warnings)
-    if stage_before is not None and before is not None:
-        after = stage.depending_on(stage_before, list(Launch(before.paths, before.manifest).links.values()))
-        manifest = replace(manifest, after=after, waits_for=before.manifest.run)
-    manifest, further = _submit(stage, manifest)
-    warnings += further
-    assert manifest.job_id is not None
+def _submit_stage(stage: _Ready, before: _Ready | None) -> None:
+    paths = stage.paths
+    if before is not None:
+        after = stage.depending_on(before, list(before.launch.links.values()))
+        stage.manifest = replace(stage.manifest, after=after, waits_for=before.manifest.run)
+    _submit(stage)
+    manifest = stage.manifest
     try:
         record_job(paths, manifest)
     except OSError as error:
         # The job is there, and is found by its tag: that its id is not on record must not hide it.
         directory = display_path(paths.directory)
-        warnings.append(f"the job's id could not be written into {directory}: {error.strerror}")
+        stage.warnings.append(f"the job's id could not be written into {directory}: {error.strerror}")
+    assert manifest.job_id is not None
     Index().remember([entry_of(paths.run_dir, paths.number, manifest, manifest.job_id)])
     if manifest.links > 1 and not manifest.from_job:
-        warnings += _submit_links(stage, manifest, manifest.job_id)
-    return Launched(paths, manifest, warnings)
+        stage.warnings += _submit_links(stage, manifest.job_id)
 
 
-def _submit(stage: _Ready, manifest: Manifest) -> tuple[Manifest, list[str]]:
-    """Submit, and record why there is no job, or why that is unknown.
+def _submit(stage: _Ready) -> None:
+    """Submit a stage, and record its job's id, why there is no job, or why that is unknown.
 
-    Return the manifest with the job's id, and a warning if the nodes to avoid could not be avoided.
+    It is warned of nodes to avoid that could not be avoided.
     """
-    paths = stage.paths
-    submission = replace(
-        Launch(paths, manifest).submission, after=manifest.after, exclude=_excluded(stage, manifest)
-    )
+    paths, manifest = stage.paths, stage.manifest
+    submission = replace(stage.launch.submission, after=manifest.after, exclude=_excluded(stage))
     try:
         try:
-            return manifest.submitted_as(submit(stage.scheduler, submission)), []
+            stage.manifest = manifest.submitted_as(submit(stage.scheduler, submission))
         except NoAnswer:
             raise
         except UserError as error:
@@ -260,10 +245,10 @@ def _submit(stage: _Ready, manifest: Manifest) -> tuple[Manifest, list[str]]:
                 raise
             # A node that has left the cluster since is no node to Slurm; nor must the others be too few.
             job_id = submit(stage.scheduler, replace(submission, exclude=None))
-            warning = _not_avoided(manifest, error)
-            return replace(manifest, excluded=[]).submitted_as(job_id), [warning]
+            stage.warnings.append(_not_avoided(manifest, error))
+            stage.manifest = replace(manifest, excluded=[]).submitted_as(job_id)
     except NoAnswer as error:
-        _keep(paths, manifest.lost(error.message))
+        _keep(stage, manifest.lost(error.message))
         where = shlex.quote(display_path(paths.run_dir))
         raise NoAnswer(
             error.message,
@@ -271,23 +256,23 @@ def _submit(stage: _Ready, manifest: Manifest) -> tuple[Manifest, list[str]]:
             "the next launch of this run looks for it first",
         ) from error
     except KeyboardInterrupt:
-        _keep(paths, manifest.lost("its launcher was interrupted"))
+        _keep(stage, manifest.lost("its launcher was interrupted"))
         raise
     except UserError as error:
         write_manifest(paths.directory, manifest.refused(str(error)))
         raise
 
 
-def _submit_links(stage: _Ready, manifest: Manifest, first: str) -> list[str]:
+def _submit_links(stage: _Ready, first: str) -> list[str]:
     """Submit the later links of a chain, each to wait for the one before: for nodes without sbatch.
 
     Return why the chain is shorter than it should be, if it is: the first link does not need the others.
     """
     # What the first waits for they wait for as well: where that never comes true, it is cancelled, and the
     # next one must not begin in its place.
+    manifest, before = stage.manifest, first
     own, key = manifest.after or stage.dependency, f"{manifest.stage}.run.dependency"
-    paths, before = stage.paths, first
-    submission = replace(Launch(paths, manifest).submission, exclude=_excluded(stage, manifest))
+    submission = replace(stage.launch.submission, exclude=_excluded(stage))
     for link in range(2, manifest.links + 1):
         after = combined_dependency(own, f"afterany:{before}", key)
         which = f"link {link} of {manifest.links}"
@@ -299,16 +284,17 @@ def _submit_links(stage: _Ready, manifest: Manifest, first: str) -> list[str]:
         except UserError as error:
             jobs = f"{link - 1} job{'s' * (link > 2)}"
             return [f"the chain is {jobs} long: {which} was refused: {error}"]
-        claim(paths.directory, before, link)
+        claim(stage.paths.directory, before, link)
     return []
 
 
-def _excluded(stage: _Ready, manifest: Manifest) -> str | None:
+def _excluded(stage: _Ready) -> str | None:
     """Return the value of ``sbatch --exclude``, which replaces the header's; None if no node is avoided."""
-    if not manifest.excluded:
+    excluded = stage.manifest.excluded
+    if not excluded:
         return None
     own = (stage.draft.plan.job.queue.exclude or "").split(",")
-    return ",".join(dict.fromkeys(filter(None, [*own, *(node["node"] for node in manifest.excluded)])))
+    return ",".join(dict.fromkeys(filter(None, [*own, *(node["node"] for node in excluded)])))
 
 
 def _not_avoided(manifest: Manifest, refusal: UserError) -> str:
@@ -316,17 +302,17 @@ def _not_avoided(manifest: Manifest, refusal: UserError) -> str:
     return f"{', '.join(nodes)} not avoided: {refusal.message}"
 
 
-def _keep(paths: LaunchPaths, manifest: Manifest) -> None:
+def _keep(stage: _Ready, manifest: Manifest) -> None:
     # Otherwise the next launch treats this one as abandoned.
     with contextlib.suppress(OSError):
-        write_manifest(paths.directory, manifest)
+        write_manifest(stage.paths.directory, manifest)
 
 
 # Commands that read the checkpoints of a run, by the stages that do so behind a training.
 _VERBS = {"conversion": "convert", "evaluation": "evaluate"}
 
 
-def _after(stage_before: _Ready, before: Launched, stage: _Ready, error: UserError) -> UserError:
+def _after(before: _Ready, stage: _Ready, error: UserError) -> UserError:
     """Return the error of a stage with what to do, since the previous stage is a job already."""
     job_id, (name, _, phase) = str(before.manifest.job_id), stage.stage.partition(".")
     again = f"the same command with stages=[{name}]{f' {name}.phase={phase}' if phase else ''}"
@@ -336,10 +322,10 @@ def _after(stage_before: _Ready, before: Launched, stage: _Ready, error: UserErr
     if name in _VERBS and trained:  # by itself the stage knows no checkpoints, and there are none yet
         run = trained[-1].run.name
         then = f"once this is fixed, and {run} is done: slipway {_VERBS[name]} {run} --on-cluster"
-    elif stage_before.is_chain:  # its later links are not known yet
+    elif before.is_chain:  # its later links are not known yet
         then = f"once this is fixed, and {before.manifest.run} is done: {again}"
     else:
-        dependency = shlex.quote(stage.depending_on(stage_before, [job_id]))
+        dependency = shlex.quote(stage.depending_on(before, [job_id]))
         then = f"once this is fixed: {again} {name}.run.dependency={dependency}"
     advice = [f"{before.manifest.stage} is job {job_id}, and goes on", then]
     kind = NoAnswer if isinstance(error, NoAnswer) else UserError

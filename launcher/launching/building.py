@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.config.compose import Composition
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft, Request, choice_of, draft, drafts
-from launcher.errors import UserError
+from launcher.errors import UserError, setting_error
 from launcher.images.resolve import KEY, RecipeImage, ReferenceImage, ResolvedImage
 from launcher.images.squashfs import is_squashfs
 from launcher.stages.image import STAGE, ImageWork
@@ -83,9 +83,8 @@ def draft_with_image(request: Request, *, as_job: bool) -> Building:
     if request.stage is None:
         if request.number is not None or request.tag is not None:
             stages = ",".join([STAGE, *(draft.plan.job.stage for draft in drafted)])
-            raise UserError(
-                f"stages=[{stages}]: --launch-number and --tag are those of one launch", hint="--stage=..."
-            )
+            text = f"stages=[{stages}]: --launch-number and --tag are those of one launch"
+            raise setting_error(text, "--stage=...")
         drafted = [draft(replace(needed.request, work=needed.work)), *drafted]
     return Building(drafted, needed.request, (_CHECK,))
 

@@ -26,7 +26,7 @@ _PROGRAMS = {"slurm": "salloc", "allocation": "srun"}
 
 def open_workspace(report: CheckReport) -> NoReturn:
     """Become the shell: its exit code is that of this process; raise UserError if it cannot begin."""
-    script, announcement = report.draft.rendered.script, _announcement(report.draft.plan)
+    script, announcement = report.draft.script, _announcement(report.draft.plan)
     for warning in _prepare(report):
         _logger.warning(warning)
     _logger.info(announcement)

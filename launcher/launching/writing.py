@@ -16,6 +16,7 @@ from launcher.config.stored import config_text, stored_text
 from launcher.drafting import Draft, Request
 from launcher.plan import Plan
 from launcher.rendering.render import user_templates
+from launcher.rendering.supervision import supervisor_archive
 from launcher.runs import paths as names
 from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
@@ -80,7 +81,8 @@ def files_of(draft: Draft, manifest: Manifest, request: Request) -> dict[Path, s
     """Return the content of each file of a launch's directory."""
     paths, config = draft.plan.paths, draft.plan.job.payload_config
     files: dict[Path, str | bytes] = {
-        **draft.rendered.files(paths),
+        **draft.texts,
+        paths.supervisor: supervisor_archive(),
         paths.directory / names.COMMAND_LOG: _pasteable(draft, manifest, request.stage),
         paths.manifest: manifest.to_json(),
     }

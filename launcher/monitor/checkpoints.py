@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.errors import shortened
 from launcher.jobs.launches import Launch
 from launcher.runs.paths import LaunchPaths, display_path
-from launcher.runs.trained import checkpoints_of, node
-from slipway.common.files import open_regular, read_json, read_text, unix_time, whole
+from launcher.runs.trained import checkpoints_of, marked_checkpoints, node
+from slipway.common.files import open_regular, read_text, unix_time
 from slipway.supervisor.checkpoints import LAST, MARKER, TRACKER, UNFINISHED, step_of
 
 
@@ -45,40 +45,11 @@ def _megatron(directory: Path) -> SavedCheckpoint:
     """Inspect our trainer's checkpoints: a marker names the files and their sizes, with a serial number."""
     wrong: list[str] = []
     for saved in reversed(marked_checkpoints(directory)):
-        path, files = saved.path, node(saved.content, "files")
-        damaged = next((name for name, size in files.items() if _size(path / name) != size), None)
-        if damaged is None:
-            return SavedCheckpoint(display_path(directory), saved.step, path.name, "; ".join(wrong) or None)
-        wrong.append(f"{path.name}: {damaged} is missing or has another size than {MARKER} says")
+        name, damage = saved.path.name, saved.damage
+        if damage is None:
+            return SavedCheckpoint(display_path(directory), saved.step, name, "; ".join(wrong) or None)
+        wrong.append(f"{name}: {damage}, by its {MARKER}")
     return SavedCheckpoint(display_path(directory), wrong="; ".join(wrong) or None)
-
-
-class MarkedCheckpoint(NamedTuple):
-    """A complete checkpoint of our trainer's, the time of its marker, and what that says."""
-
-    serial: int
-    step: int
-    time: float
-    path: Path
-    content: Mapping[str, Any]
-
-
-def marked_checkpoints(directory: Path) -> list[MarkedCheckpoint]:
-    """Return the checkpoints of our trainer that have a marker, the newest last."""
-    marked = []
-    for path in directory.iterdir():
-        with contextlib.suppress(OSError, ValueError):  # without a marker it is unfinished
-            content = {} if path.is_symlink() or path.name.startswith(".") else read_json(path / MARKER)
-            if (step := whole(content.get("step"), 0)) is not None:
-                serial, time = whole(content.get("serial"), 0) or 0, (path / MARKER).stat().st_mtime
-                marked.append(MarkedCheckpoint(serial, step, time, path, content))
-    return sorted(marked, key=lambda item: item[:3])
-
-
-def _size(path: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        return path.stat().st_size
-    return None
 
 
 def _nemo(directory: Path) -> SavedCheckpoint:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import escape
-from launcher.monitor.checkpoints import marked_checkpoints
 from launcher.runs.paths import CHECKPOINTS, EVALUATIONS
-from launcher.runs.trained import newest_training, node
+from launcher.runs.trained import marked_checkpoints, newest_training, node
 from launcher.ui import tables
 from slipway.common.files import names_in, read_json
 

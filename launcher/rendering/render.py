@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from launcher.errors import UserError, check_directory
 from launcher.plan import Binding, Plan
 from launcher.rendering.quoting import RawShell, blaming_templates, template_environment
 from launcher.rendering.slurm_flags import header_lines, salloc_arguments, srun_arguments
-from launcher.rendering.supervision import supervisor_archive, supervisor_settings
-from launcher.runs.paths import LaunchPaths
+from launcher.rendering.supervision import supervisor_settings
 from launcher.slurm.environment import INHERITED_PREFIXES
 from slipway.supervisor.settings import CONTAINER, to_json
 
@@ -26,33 +24,6 @@ TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
 # The template of a stage that is no job of tasks.
 _OF_STAGE = {"workspace": "session.sh.j2"}
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """The text of a launch's scripts.
-
-    `script` is submitted, `task` is what each of its tasks runs, `settings` are those of the supervisor, and
-    `copied` are the files of functions, which have no value of ours in them.
-    """
-
-    script: str
-    task: str
-    settings: str
-    copied: Mapping[Path, str]
-
-    def texts(self, paths: LaunchPaths) -> dict[Path, str]:
-        """Return the text of each file of a launch's directory."""
-        return {
-            paths.script: self.script,
-            paths.task_script: self.task,
-            paths.supervisor_settings: self.settings,
-            **self.copied,
-        }
-
-    def files(self, paths: LaunchPaths) -> dict[Path, str | bytes]:
-        """Return the content of each file of a launch's directory."""
-        return {**self.texts(paths), paths.supervisor: supervisor_archive()}
 
 
 def user_templates(template_dir: Path) -> dict[str, str]:
@@ -77,8 +48,11 @@ def user_templates(template_dir: Path) -> dict[str, str]:
     return templates
 
 
-def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
-    """Render a plan's scripts; raise UserError for a wrong template, or a value that cannot be quoted."""
+def render(plan: Plan, template_dir: Path | None = None) -> dict[Path, str]:
+    """Return the texts of a launch's files, those of functions as they are.
+
+    Raise UserError for a wrong template, or a value that cannot be quoted.
+    """
     if template_dir is not None:
         _check_templates(template_dir)
     environment = template_environment(TEMPLATE_DIR, template_dir)
@@ -101,15 +75,15 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         if template_dir is not None and plan.job.stage not in _OF_STAGE:
             _check_script(script, template_dir)
             _check_variables(template_dir)
-        return Rendered(
-            script=script,
-            task=environment.get_template("task.sh.j2").render(values),
-            settings=to_json(supervisor_settings(plan)),
-            copied={
+        return {
+            plan.paths.script: script,
+            plan.paths.task_script: environment.get_template("task.sh.j2").render(values),
+            plan.paths.supervisor_settings: to_json(supervisor_settings(plan)),
+            **{
                 plan.paths.directory / name: (TEMPLATE_DIR / name).read_text(encoding="utf-8")
                 for name in _copied(plan)
             },
-        )
+        }
 
 
 def _copied(plan: Plan) -> Iterator[str]:

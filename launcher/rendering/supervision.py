@@ -13,7 +13,7 @@ from pathlib import Path
 import slipway.supervisor
 from launcher.plan import Container, Job, Plan
 from launcher.rendering.slurm_flags import host_arguments
-from launcher.slurm.notations import parse_time_limit
+from launcher.slurm.notations import limit_seconds
 from slipway.supervisor.settings import ChainSettings, ContainerSettings, Settings
 
 _PACKAGE = Path(slipway.supervisor.__file__).parent
@@ -74,7 +74,7 @@ def supervisor_settings(plan: Plan) -> Settings:
         # A job that trains nothing cannot save, nor diverge.
         save_signal=job.payload.save_signal if job.stage == "training" else None,
         save_before_end=int(margin[1]) if margin else None,
-        time_limit=_seconds(job.resources.time_limit),
+        time_limit=limit_seconds(job.resources.time_limit),
         checkpoints=chain.checkpoints,
         failures=_failures(job),
         vboost=job.vboost,
@@ -91,13 +91,6 @@ def supervisor_settings(plan: Plan) -> Settings:
         # Local processes run without containers.
         container=None if plan.scheduler == "local" else _container(job.container),
     )
-
-
-def _seconds(time_limit: str | None) -> int | None:
-    try:
-        return None if time_limit is None else parse_time_limit(time_limit)
-    except ValueError:
-        return None  # the checks tell
 
 
 def _container(container: Container | None) -> ContainerSettings | None:

@@ -1,19 +1,24 @@
-"""The run that a checkpoint is from: its training's launch, and the configuration that its job read."""
+"""The run that a checkpoint is from: its training's launch, the configuration of its job, its checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest, read_yaml
 from launcher.runs.paths import LAUNCHES, LaunchPaths, launch_numbers
+from slipway.common.files import read_json, whole
+from slipway.supervisor.checkpoints import MARKER
 
 TRAINING = "training"
 # A checkpoint lies in RUN/checkpoints, and its parts below that.
 _LEVELS = 3
+# Largest marker of our trainer, in bytes: one of thousands of ranks lists as many files.
+_LARGEST_MARKER = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,44 @@ def checkpoints_of(config: Mapping[str, Any], paths: LaunchPaths) -> Path:
     directory = Path(str(callback.get("dirpath") or paths.checkpoints))
     run_dir = Path(str(node(config, "run").get("results_dir") or paths.run_dir))
     return paths.run_dir / directory.relative_to(run_dir) if directory.is_relative_to(run_dir) else directory
+
+
+class MarkedCheckpoint(NamedTuple):
+    """A checkpoint of our trainer's that has a marker: the time of the marker, and what it says."""
+
+    serial: int
+    step: int
+    time: float
+    path: Path
+    content: Mapping[str, Any]
+
+    @property
+    def damage(self) -> str | None:
+        """The first file that is not as the marker lists it, by name and size, and why; None if all are."""
+        for name, size in node(self.content, "files").items():
+            try:
+                there = (self.path / name).stat().st_size
+            except (OSError, ValueError):
+                return f"{name} is missing"
+            if isinstance(size, int) and there != size:
+                return f"{name} has {there:,} bytes of {size:,}"
+        return None
+
+
+def marked_checkpoint(path: Path) -> MarkedCheckpoint | None:
+    """Return the checkpoint of a directory; None without a marker, which an unfinished one lacks."""
+    with suppress(OSError, ValueError):
+        content = read_json(path / MARKER, _LARGEST_MARKER)
+        if (step := whole(content.get("step"), 0)) is not None:
+            serial, time = whole(content.get("serial"), 0) or 0, (path / MARKER).stat().st_mtime
+            return MarkedCheckpoint(serial, step, time, path, content)
+    return None
+
+
+def marked_checkpoints(directory: Path) -> list[MarkedCheckpoint]:
+    """Return the checkpoints of our trainer that have a marker, the newest last."""
+    visible = [path for path in directory.iterdir() if not (path.is_symlink() or path.name.startswith("."))]
+    return sorted(filter(None, map(marked_checkpoint, visible)), key=lambda saved: saved[:3])
 
 
 def newest_training(path: Path) -> TrainingLaunch | None:

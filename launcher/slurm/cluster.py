@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from launcher.slurm.notations import parse_time_limit
+from launcher.slurm.notations import limit_seconds
 
 # The fields of the answers, in this order; none of them may hold a bar.
 NODE_FIELDS = ("partition", "name", "state", "cpus", "memory", "gres", "features")
@@ -156,7 +156,7 @@ def _partition(values: Mapping[str, str]) -> Partition:
         is_default=values.get("Default") == "YES",
         state=values.get("State", "UP"),
         total_nodes=_leading_int(values.get("TotalNodes")) or 0,
-        max_seconds=_seconds(values.get("MaxTime")),
+        max_seconds=limit_seconds(values.get("MaxTime")),
         min_nodes=_leading_int(values.get("MinNodes")) or 0,
         max_nodes=_leading_int(values.get("MaxNodes")),
         accounts=_allowed(values.get("AllowAccounts")),
@@ -249,7 +249,7 @@ def parse_qos(text: str) -> tuple[Qos, ...]:
 
 def _limits(row: Mapping[str, str], max_submitted: str) -> Limits:
     return Limits(
-        max_seconds=_seconds(row["maxwall"]),
+        max_seconds=limit_seconds(row["maxwall"]),
         least=_resources(row.get("mintres", "")),
         per_job=_resources(row["maxtres"]),
         per_user=_resources(row.get("maxtrespu", "")),
@@ -267,14 +267,6 @@ def _resources(text: str) -> dict[str, int]:
         if number:
             resources[name] = int(number[1]) * 1024 ** max(0, _UNITS[number[2]] - 2)
     return resources
-
-
-def _seconds(text: str | None) -> int | None:
-    """Return a time limit in seconds; ``None`` for no limit and for text that is not in Slurm's notation."""
-    try:
-        return parse_time_limit(text) if text else None
-    except ValueError:
-        return None
 
 
 def _leading_int(text: str | None) -> int | None:

@@ -135,6 +135,14 @@ def parse_time_limit(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds or None
 
 
+def limit_seconds(text: str | None) -> int | None:
+    """Return a time limit in seconds; ``None`` for no limit and for text that is not in Slurm's notation."""
+    try:
+        return parse_time_limit(text) if text else None
+    except ValueError:
+        return None
+
+
 def margin_of(limit: int) -> int:
     """Return the seconds of a limit to leave for the last checkpoint: a sixth, at most half an hour."""
     return min(_LONGEST_MARGIN, -(-limit // _MARGIN_PART))

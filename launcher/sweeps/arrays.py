@@ -294,7 +294,7 @@ def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
     for array in arrays:
         script = render_array(array, next_array(sweep.directory), "tag", request.template_dir)
         for point in array.points:
-            _ = point.draft.rendered  # a mistake in a template is refused before anything is written
+            _ = point.draft.texts  # a mistake in a template is refused before anything is written
         answer = validate(scheduler, script)
         warnings += [answer] if answer else []
     return ReadySweep(scheduler, arrays, list(dict.fromkeys(warnings)))

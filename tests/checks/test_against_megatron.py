@@ -22,9 +22,8 @@ from launcher.checks.rules.layout import (
     problems_at,
     tensor_problems,
     virtual_problems,
-    width_problems,
 )
-from launcher.checks.rules.model import recompute_problems
+from launcher.checks.rules.model import recompute_problems, width_problems
 from launcher.checks.rules.training import rampup_problems_at
 from launcher.cli.check import layout_numbers
 from launcher.estimates.parallelism import node_counts, read_parallel_config

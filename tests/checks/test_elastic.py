@@ -8,7 +8,7 @@ import pytest
 
 from launcher.checks.findings import Finding
 from launcher.checks.registry import run_checks
-from launcher.checks.rules.resources import count_problems
+from launcher.checks.rules.training import count_problems
 from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values
 from launcher.plan import Plan

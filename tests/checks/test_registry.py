@@ -5,14 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
+from launcher.checks import rules
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Severity
-from launcher.checks.gathering import GATHERERS
+from launcher.checks.findings import Check, Severity
+from launcher.checks.gate import GATHERERS, LOOKING_GATHERERS
+from launcher.checks.gathering.host import supervisor_python_problem, trainer_verdicts
 from launcher.checks.registry import CHECKS, require_known, run_checks
 from launcher.errors import UserError
 from launcher.estimates.values import divisors
@@ -83,11 +87,20 @@ def test_order_of_checks_is_that_of_their_topics(ids: list[str]) -> None:
     assert order[start : start + len(ids)] == ids
 
 
+def test_each_check_of_a_module_is_in_its_tuple() -> None:
+    modules = [import_module(f"{rules.__name__}.{module.name}") for module in iter_modules(rules.__path__)]
+    made = {check for module in modules for check in vars(module).values() if isinstance(check, Check)}
+    assert made <= set(CHECKS)
+    assert len({check.id for check in CHECKS}) == len(CHECKS)
+
+
 def test_each_fact_is_gathered_by_a_function_of_its_type() -> None:
     types = get_type_hints(Facts)
-    assert types.keys() - {gatherer.field for gatherer in GATHERERS} == {"array_tasks", "submission"}
-    for field, ask, _ in GATHERERS:
-        find = inspect.unwrap(ask)
+    asked_otherwise = {"trainer_verdict": trainer_verdicts, "supervisor_python": supervisor_python_problem}
+    asked = [*GATHERERS.items(), *LOOKING_GATHERERS.items()]
+    assert types.keys() - {field for field, _ in asked} == {"array_tasks", "submission"}
+    for field, ask in asked:
+        find = asked_otherwise.get(field, inspect.unwrap(ask))
         answer = get_type_hints(getattr(find, "func", find))["return"]
         if field == "trainer_verdict":  # asked of all drafts at once
             (answer,) = get_args(answer)

@@ -95,9 +95,9 @@ def test_a_smoke_is_short_and_writes_to_its_own_run(plan: Any, tmp_path: Path) -
 @pytest.mark.parametrize("key", ["cluster", "stage_cluster.training"])
 def test_one_job_of_an_array_is_tried(plan: Any, key: str) -> None:
     full_draft, smoke = plan("training=gpt3/126m", f"++{key}.sbatch.array=0-4%1")
-    assert "#SBATCH --array=0-4%1\n" in full_draft.rendered.script
-    assert "--array" not in smoke.draft.rendered.script
-    assert "_%j.out" in smoke.draft.rendered.script
+    assert "#SBATCH --array=0-4%1\n" in full_draft.script
+    assert "--array" not in smoke.draft.script
+    assert "_%j.out" in smoke.draft.script
 
 
 def test_a_shorter_time_limit_stays(plan: Any) -> None:

@@ -96,7 +96,7 @@ def test_a_tree_that_writes_the_numbers_follows_the_command_line(tmp_path: Path)
 
 
 def test_the_script_asks_for_as_many_tasks_as_gpus() -> None:
-    script = draft_launch(f"{GPUS}=4", "training.trainer.num_nodes=2").rendered.script
+    script = draft_launch(f"{GPUS}=4", "training.trainer.num_nodes=2").script
     assert "#SBATCH --gpus-per-node=4\n" in script
     assert "#SBATCH --ntasks-per-node=4\n" in script
 

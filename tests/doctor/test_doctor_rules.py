@@ -164,12 +164,12 @@ def test_missing_programs_of_enroot_are_reported() -> None:
         ("runtime", {"kind": "tmpfs", "free": 2 * GIB}, "ok", ""),
         ("data", {"writable": False}, "missing", "no image can be unpacked"),
         ("data", {"kind": "lustre"}, "warning", "every node unpacks"),
-        ("data", {"free": 20 * GIB}, "warning", "the image takes about 25 GiB"),
+        ("data", {"free": 20 * GIB}, "warning", "the image takes about 25.0 GiB"),
         ("data", {"kind": "tmpfs"}, "warning", "memory"),
         ("cache", {"free": 5 * GIB}, "warning", "layers"),
         ("cache", {"writable": False}, "warning", "may not write"),
         ("temp", {"kind": "tmpfs"}, "warning", "memory"),
-        ("temp", {"free": 5 * GIB}, "warning", "60 GiB"),
+        ("temp", {"free": 5 * GIB}, "warning", "60.0 GiB"),
         ("temp", {"kind": "nfs"}, "warning", "shared"),
         ("temp", {"writable": False}, "warning", "may not write"),
     ],
@@ -374,7 +374,7 @@ def test_missing_files_on_a_node_are_reported() -> None:
 
 
 def test_image_is_reported_as_this_machine_sees_it() -> None:
-    assert image_line(FILE).text == "/images/nemo.sqsh: 10 GiB, no CUDA_VERSION in its environment"
+    assert image_line(FILE).text == "/images/nemo.sqsh: 10.0 GiB, no CUDA_VERSION in its environment"
     assert image_line(NEMO).text == "nvcr.io#nvidia/nemo:24.07: CUDA 12.5.0.023"
     elsewhere = image_line(replace(FILE, why="no such file or directory"))
     assert (elsewhere.status, elsewhere.needed) == (Status.UNKNOWN, False)
@@ -389,7 +389,7 @@ def test_image_is_reported_as_this_machine_sees_it() -> None:
         ({}, "ok", "/local/images (xfs)"),
         ({"writable": False}, "warning", "may not write to /scratch"),
         ({"kind": "lustre"}, "warning", "shared"),
-        ({"free": 5 * GIB}, "warning", "no room for the image's 10 GiB"),
+        ({"free": 5 * GIB}, "warning", "no room for the image's 10.0 GiB"),
         ({"free": None}, "ok", ""),
     ],
 )

@@ -77,7 +77,7 @@ def test_the_script_has_the_name_that_pyxis_takes(container: str, name: str, dir
     launch = draft_with(container)
     expected = name.replace("HERE", str(directory))
     assert image_of(launch) == expected
-    assert f"--container-image={expected}" in shlex.split(launch.rendered.script, comments=True)
+    assert f"--container-image={expected}" in shlex.split(launch.script, comments=True)
 
 
 def test_a_recipe_resolves_to_its_file(directory: Path) -> None:

@@ -320,10 +320,10 @@ def test_a_directory_of_dockerfiles_serves_a_launch(tmp_path: Path) -> None:
         template_dir=tmp_path,
     )
     launch = draft(request)
-    assert launch.rendered.script
+    assert launch.script
     (tmp_path / "nemo.Dockerfile.j2").rename(tmp_path / "nemo.Dokerfile")
     with pytest.raises(UserError, match="none of Slipway's templates"):
-        assert draft(request).rendered
+        assert draft(request).texts
 
 
 def test_mistakes_in_templates_and_scripts_are_named(user_tree: Path, tmp_path: Path) -> None:

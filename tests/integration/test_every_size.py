@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.config.compose import compose, list_options
-from launcher.rendering.render import render
 from launcher.sandbox.lifecycle import Sandbox
 from launcher.stages.planning import plan_launch
+from tests.launch_files import script_of
 
 # One of each kind. "many flags" has most options of a cluster that the sandbox supports.
 FURTHER = {
@@ -39,7 +39,7 @@ def test_slurm_takes_every_size(tmp_path: Path, sandbox: Sandbox) -> None:
     refusals = {}
     for name, overrides in cases.items():
         config = compose([*overrides, f"base_results_dir={tmp_path}"]).config
-        script = render(plan_launch(config, number=1, tag="x")).script
+        script = script_of(plan_launch(config, number=1, tag="x"))
         done = subprocess.run(
             ["sbatch", "--test-only", "--partition=cloud"],
             input=script,

@@ -107,7 +107,7 @@ def test_all_values_reach_the_shell_unchanged(desk: Desk) -> None:
         "cluster.sbatch={nice: 100, spread_job: True, array: 0-1%1, export: ALL}",
     )
     leaks = {"SBATCH_PARTITION": "x", "SLURM_NNODES": "9", "SALLOC_ACCOUNT": "x", "PYXIS_CONTAINER_NAME": "x"}
-    done = desk.run(draft.rendered.script, **leaks, SLURM_CONF="/site/slurm.conf", PYTHONPATH="/mine")
+    done = desk.run(draft.script, **leaks, SLURM_CONF="/site/slurm.conf", PYTHONPATH="/mine")
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
     assert not (desk.directory / "canary").exists()
     results, data = desk.directory / "results", desk.directory / "data"
@@ -155,12 +155,12 @@ def test_a_secret_is_read_from_its_file_and_is_not_in_the_script(desk: Desk) -> 
     key = desk.directory / "key file"
     key.write_text("s3cret\n")
     draft = draft_workspace(f"wandb_api_key_file={hydra_value(str(key))}")
-    assert "s3cret" not in draft.rendered.script and f"$(head -n 1 '{key}')" in draft.rendered.script
-    desk.run(draft.rendered.script)
+    assert "s3cret" not in draft.script and f"$(head -n 1 '{key}')" in draft.script
+    desk.run(draft.script)
     assert desk.variables("srun")["WANDB_API_KEY"] == "s3cret"
     (desk.directory / "salloc").unlink()
     key.unlink()
-    done = desk.run(draft.rendered.script)
+    done = desk.run(draft.script)
     assert done.returncode == 1 and "head: cannot open" in done.stderr
     assert not (desk.directory / "salloc").exists()
 
@@ -170,7 +170,7 @@ def test_a_signal_to_the_process_ends_the_session(desk: Desk) -> None:
     shell = desk.directory / "shell"
     shell.write_text(f"#!/bin/bash\ncd {desk.directory} && echo $$ >new && mv new pid; exec sleep 60\n")
     shell.chmod(0o755)
-    script = in_place(draft_workspace("training=gpt3/5b", f"workspace.shell={shell}").rendered.script)
+    script = in_place(draft_workspace("training=gpt3/5b", f"workspace.shell={shell}").script)
     environment = {**os.environ, "PATH": desk.path}
     with subprocess.Popen(["bash", "-c", script], env=environment, stdin=subprocess.DEVNULL) as session:
         while session.poll() is None and not (desk.directory / "pid").exists():
@@ -187,12 +187,12 @@ def test_a_workspace_has_the_trainer_of_the_checkout(desk: Desk) -> None:
     assert draft.plan.job.container is not None
     mount = Mount(str(REPOSITORY / "slipway"), "/opt/slipway/slipway")
     assert mount in draft.plan.job.container.mounts
-    desk.run(draft.rendered.script)
+    desk.run(draft.script)
     assert desk.words("srun")[-4:] == ["bash", "/opt/slipway", "/opt/slipway", "bash"]
     bare = draft_workspace(
         "engine=megatron", "training=gpt3/tiny", "container=null", "workspace.shell=/bin/true"
     )
-    assert desk.run(bare.rendered.script).returncode == 0
+    assert desk.run(bare.script).returncode == 0
     assert desk.words("srun")[-4:] == ["bash", str(REPOSITORY), str(desk.directory), "/bin/true"]
     assert not any("container" in word for word in desk.words("srun"))
 
@@ -205,7 +205,7 @@ def test_a_workspace_has_a_container_of_its_own(desk: Desk) -> None:
         "container=/apps/x.sqsh",
         *(f"container_options.{option}" for option in options),
     ]
-    desk.run(draft_workspace(*overrides).rendered.script)
+    desk.run(draft_workspace(*overrides).script)
     words = desk.words("srun")
     # This variable follows from the model's layout, as in the training.
     assert desk.variables("srun")["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
@@ -217,28 +217,26 @@ def test_a_workspace_has_a_container_of_its_own(desk: Desk) -> None:
 
 def test_apptainer_starts_the_shell(desk: Desk) -> None:
     draft = draft_workspace("container=/apps/x.sqsh", "container_options.runtime=apptainer")
-    desk.run(draft.rendered.script)
+    desk.run(draft.script)
     words = desk.words("srun")
     assert words.index("apptainer") < words.index("/apps/x.sqsh") < words.index("bash")
 
 
 def test_a_missing_directory_does_not_end_the_session(desk: Desk) -> None:
     draft = draft_workspace("workspace.workdir=/no/such", f"workspace.shell={hydra_value(desk.shell)}")
-    done = desk.run(draft.rendered.script)
+    done = desk.run(draft.script)
     assert done.returncode == 7 and "/no/such" in done.stderr
     assert (desk.directory / "shell.pwd").read_text() == f"{desk.directory}\n"
 
 
 def test_a_workspace_in_an_allocation(desk: Desk) -> None:
     draft = draft_workspace("cluster.scheduler=allocation", "container=null", "workspace.shell=/bin/true")
-    done = desk.run(
-        draft.rendered.script, SLURM_JOB_ID="4711", SLURM_NTASKS="16", SLURM_CONF="/site/slurm.conf"
-    )
+    done = desk.run(draft.script, SLURM_JOB_ID="4711", SLURM_NTASKS="16", SLURM_CONF="/site/slurm.conf")
     assert done.returncode == 0, done.stderr
     assert desk.words("srun")[:4] == ["--jobid=4711", "--overlap", "--nodes=1", "--ntasks=1"]
     assert not {"SLURM_JOB_ID", "SLURM_NTASKS"} & set(desk.variables("srun"))
     assert not (desk.directory / "salloc").exists()
-    assert "this shell is in no allocation" in desk.run(draft.rendered.script).stderr
+    assert "this shell is in no allocation" in desk.run(draft.script).stderr
 
 
 def test_a_workspace_on_this_machine(desk: Desk) -> None:
@@ -248,7 +246,7 @@ def test_a_workspace_on_this_machine(desk: Desk) -> None:
         "container=/x.sqsh",
         f"workspace.shell={hydra_value(desk.shell)}",
     )
-    assert desk.run(draft.rendered.script).returncode == 7
+    assert desk.run(draft.script).returncode == 7
     assert desk.variables("shell")["PYTHONPATH"].split(":")[0] == str(REPOSITORY)
     assert not (desk.directory / "srun").exists()
 
@@ -288,7 +286,7 @@ def test_a_workspace_on_this_machine(desk: Desk) -> None:
 )
 def test_requested_resources_become_salloc_flags(desk: Desk, overrides: list[str], flags: list[str]) -> None:
     """A single task has the resources of all tasks of a training's node, or the requested GPUs."""
-    desk.run(draft_workspace("training=gpt3/5b", "cluster.gres=null", *overrides).rendered.script)
+    desk.run(draft_workspace("training=gpt3/5b", "cluster.gres=null", *overrides).script)
     words = desk.words("salloc")
     assert [
         word for word in words if "gpu" in word.partition("=")[0] or "gres" in word or "cpus" in word
@@ -371,7 +369,7 @@ def test_print_shows_the_command(desk: Desk, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("cluster", ["bcm", "local", "interactive"])
 def test_shellcheck_finds_nothing(desk: Desk, cluster: str) -> None:
     places = {"interactive": ["cluster.scheduler=allocation"]}.get(cluster, [])
-    text = draft_workspace(f"cluster={cluster}", "env_files.HF_TOKEN=/home/me/key", *places).rendered.script
+    text = draft_workspace(f"cluster={cluster}", "env_files.HF_TOKEN=/home/me/key", *places).script
     shellcheck = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([shellcheck, "-"], input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -385,7 +383,7 @@ def test_the_users_own_template_is_used(desk: Desk) -> None:
     )
     request = Request(["stages=[workspace]"], ["slipway"], template_dir=desk.directory / "templates")
     (draft,) = drafts(request)
-    desk.run(draft.rendered.script)
+    desk.run(draft.script)
     assert desk.variables("salloc")["MINE"] == "1"
 
 

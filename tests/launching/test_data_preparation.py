@@ -15,7 +15,8 @@ from launcher.config.compose import compose
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Request, drafts
 from launcher.errors import Mistakes, UserError
-from launcher.launching import Launched, launch_stages
+from launcher.jobs.launches import Launch
+from launcher.launching import launch_stages
 from launcher.plan import Job
 from launcher.runs.manifest import read_manifest
 from launcher.stages.data_preparation import directory_of
@@ -34,7 +35,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return install(tmp_path, monkeypatch)
 
 
-def submit_stages(tmp_path: Path, *more: str) -> list[Launched]:
+def submit_stages(tmp_path: Path, *more: str) -> list[Launch]:
     request = Request(stages(tmp_path, *more), ["slipway", "launch", *more])
     return launch_stages(drafts(request), request)
 

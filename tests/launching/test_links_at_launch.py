@@ -9,7 +9,8 @@ import pytest
 
 from launcher.drafting import Request, draft, drafts
 from launcher.errors import UserError
-from launcher.launching import Launched, launch, launch_stages
+from launcher.jobs.launches import Launch
+from launcher.launching import launch, launch_stages
 from launcher.launching.submission import Backoff, submit
 from launcher.runs.manifest import read_manifest
 from launcher.schedulers.base import FoundJobs, NoAnswer, Submission
@@ -25,7 +26,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return install(tmp_path, monkeypatch)
 
 
-def launch_chain(tmp_path: Path, *more: str) -> Launched:
+def launch_chain(tmp_path: Path, *more: str) -> Launch:
     request = Request(overrides(tmp_path, "resilience.links=4", *more), ["slipway", "launch"])
     return launch(draft(request), request)
 
@@ -40,7 +41,7 @@ def test_each_link_waits_for_the_one_before_it(tmp_path: Path, slurm: FakeSlurm)
         f"{waits.format(102)} {tag}.3_submission.sh 3 {tag}",
         f"{waits.format(103)} {tag}.4_submission.sh 4 {tag}",
     ]
-    assert outcome.warnings == []
+    assert not outcome.warnings
     # Nobody else can know of the first job: it claims the launch itself, when it begins.
     claim(outcome.paths.directory, "101")
     assert link_jobs(outcome.paths.directory) == ["101", "102", "103", "104"]

@@ -14,7 +14,8 @@ from launcher.cli.app import main
 from launcher.config.stored import config_text
 from launcher.drafting import Request, drafts
 from launcher.errors import UserError
-from launcher.launching import Launched, launch_stages, writing
+from launcher.jobs.launches import Launch
+from launcher.launching import launch_stages, writing
 from launcher.runs import manifest as manifests
 from launcher.runs.manifest import read_manifest, read_yaml, require_readable
 from launcher.runs.paths import launch_numbers
@@ -37,7 +38,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return install(tmp_path, monkeypatch)
 
 
-def launch(tmp_path: Path, *words: str) -> Launched:
+def launch(tmp_path: Path, *words: str) -> Launch:
     request = Request(overrides(tmp_path, *words), ["slipway", "launch"])
     (launched,) = launch_stages(drafts(request), request)
     return launched

@@ -12,7 +12,8 @@ import pytest
 from launcher.cli.app import main
 from launcher.drafting import Request, draft, drafts
 from launcher.errors import UserError
-from launcher.launching import Launched, launch_stages
+from launcher.jobs.launches import Launch
+from launcher.launching import launch_stages
 from launcher.runs.manifest import read_manifest
 from slipway.supervisor.following import NAME as STAGES_FILE
 from slipway.supervisor.following import Repeated, Stage, read_stages
@@ -26,7 +27,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return install(tmp_path, monkeypatch)
 
 
-def submit_stages(tmp_path: Path, *more: str) -> list[Launched]:
+def submit_stages(tmp_path: Path, *more: str) -> list[Launch]:
     request = Request(stages(tmp_path, *more), ["slipway", "launch", "stages=[data_preparation,training]"])
     return launch_stages(drafts(request), request)
 
@@ -81,7 +82,7 @@ def test_each_stage_is_rendered_as_if_it_were_launched_alone(tmp_path: Path, slu
     single_draft = draft(
         Request(overrides(tmp_path, "resilience.links=3"), [], number=1, tag=stage_drafts[1].plan.tag)
     )
-    assert stage_drafts[1].rendered == single_draft.rendered
+    assert stage_drafts[1].texts == single_draft.texts
     assert stage_drafts[1].composition.choices == single_draft.composition.choices
     assert stage_drafts[0].composition.config.training is None
     assert stage_drafts[0].plan.job.chain.links == 1, "a preparation does not go on from a checkpoint"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.drafting import Request, drafts
-from launcher.launching import Launched, launch_stages
+from launcher.jobs.launches import Launch
+from launcher.launching import launch_stages
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.sandbox.lifecycle import Sandbox
@@ -29,7 +30,7 @@ class PendingLaunches:
         self.directory = directory
         self.tags: list[str] = []
 
-    def launch(self, *more: str) -> list[Launched]:
+    def launch(self, *more: str) -> list[Launch]:
         python = self.directory / "python"
         python.write_text("#!/bin/bash\necho missing:\n")
         python.chmod(0o755)
@@ -53,7 +54,7 @@ class PendingLaunches:
         self.tags += [launch.manifest.tag for launch in launches]
         return launches
 
-    def jobs(self, launch: Launched, link: int | None = None) -> list[str]:
+    def jobs(self, launch: Launch, link: int | None = None) -> list[str]:
         manifest = launch.manifest
         submission = Submission(manifest.tag, launch.paths.script, manifest.user, manifest.created)
         links = self.scheduler.find([submission]).get(manifest.tag, {})

@@ -16,7 +16,7 @@ from launcher.plan import Payload, Plan
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
 from tests.fakes.programs import write_program
-from tests.launch_files import write_files
+from tests.launch_files import task_of, write_files
 
 OWN = sorted(os.sched_getaffinity(0))
 
@@ -88,8 +88,7 @@ class Machine:
 
     def bind(self, plan: Plan, **env: str) -> list[str]:
         """Return the cores that each task of a node reports."""
-        rendered = render(plan)
-        script = rendered.task.replace(f"source {plan.paths.binding}", rendered.copied[plan.paths.binding])
+        script = task_of(plan).replace(f"source {plan.paths.binding}", render(plan)[plan.paths.binding])
         script = script.replace("/sys/", f"{self.root}/sys/")
         script = script.replace("/proc/$$/status", f"{self.root}/proc/status")
         messages, tasks = [], str(plan.job.resources.tasks_per_node)
@@ -158,7 +157,7 @@ def test_a_part_of_a_node_is_left_as_the_scheduler_chose(tmp_path: Path) -> None
 def test_no_binding_is_planned(tmp_path: Path, overrides: list[str]) -> None:
     plan = plan_command(tmp_path, 2, *overrides)
     assert plan.job.binding is None
-    assert "taskset" not in render(plan).task
+    assert "taskset" not in task_of(plan)
 
 
 @pytest.mark.parametrize(

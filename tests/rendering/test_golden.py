@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from launcher.config.compose import compose
-from launcher.rendering.render import TEMPLATE_DIR, Rendered, render
+from launcher.plan import Plan
+from launcher.rendering.render import TEMPLATE_DIR, render
 from launcher.stages.planning import by_stage, plan_launch
+from tests.launch_files import script_of, task_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -199,15 +201,15 @@ CASES = {
 }
 
 
-def render_case(overrides: list[str]) -> Rendered:
-    """Render the last of the jobs that the overrides request."""
+def plan_case(overrides: list[str]) -> Plan:
+    """Plan the last of the jobs that the overrides request."""
     *_, config = by_stage(compose([*_PLACES, *overrides]).config)
-    return render(plan_launch(config, number=1, tag="golden"))
+    return plan_launch(config, number=1, tag="golden")
 
 
 def rendered(overrides: list[str]) -> str:
-    files = render_case(overrides)
-    return f"{files.script}\n##### task.sh #####\n{files.task}"
+    plan = plan_case(overrides)
+    return f"{script_of(plan)}\n##### task.sh #####\n{task_of(plan)}"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -230,10 +232,11 @@ def test_bash_and_shellcheck_accept_every_script(name: str) -> None:
 
 
 def test_bash_and_shellcheck_accept_what_task_sh_reads() -> None:
-    copied = render_case(CASES["gpt3_126m_bcm"]).copied
-    assert "binding.sh" in {path.name for path in copied}
-    for text in copied.values():
-        accept(text)
+    texts = render(plan_case(CASES["gpt3_126m_bcm"]))
+    copied = [path for path in texts if path.name in ("attach.sh", "binding.sh")]
+    assert len(copied) == 2
+    for path in copied:
+        accept(texts[path])
 
 
 def test_bash_and_shellcheck_accept_what_runs_on_each_node() -> None:

@@ -18,9 +18,8 @@ from launcher.config.overrides import hydra_value
 from launcher.config.stored import config_text
 from launcher.errors import UserError
 from launcher.rendering.quoting import RawShell, one_per_line, quote, quote_header
-from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
-from tests.launch_files import with_argument, write_files
+from tests.launch_files import script_of, task_of, with_argument, write_files
 
 # All text that a value may hold: no NUL, no line breaks, and nothing that UTF-8 cannot carry.
 values = st.text(st.characters(blacklist_characters="\0\n\r", blacklist_categories=["Cs"]), max_size=30)
@@ -116,9 +115,8 @@ def test_no_variable_of_the_users_can_be_one_of_the_scripts(tmp_path: Path, sche
     plan = plan_launch(
         compose([*chosen, *everything, f"base_results_dir={tmp_path}"]).config, number=1, tag="x"
     )
-    rendered = render(plan)
     assigned = set(
-        re.findall(r"^(?:export )?([A-Za-z_]\w*)\+?=", rendered.script + rendered.task, re.MULTILINE)
+        re.findall(r"^(?:export )?([A-Za-z_]\w*)\+?=", script_of(plan) + task_of(plan), re.MULTILINE)
     )
     assert {"SLIPWAY_DIR", "RANK"} <= assigned
     own = assigned - set(plan.job.environment) - {"PYTHONPATH"}  # which the user's value is added to

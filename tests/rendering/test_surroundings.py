@@ -13,10 +13,9 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.plan import Job, Payload, Plan
-from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
 from tests.fakes.programs import write_program
-from tests.launch_files import write_files
+from tests.launch_files import script_of, task_of, write_files
 
 
 def plan_of(tmp_path: Path, *overrides: str) -> Plan:
@@ -32,7 +31,7 @@ def run_task(plan: Plan, tmp_path: Path, command: str, rank: int = 0, **env: str
     """Run one task's script with a command for its payload; `tmp_path/bin` has the machine's tools."""
     payload = Payload(argv=("bash", "-c", command), working_dir="/")
     job = dataclasses.replace(plan.job, payload=payload, binding=None)
-    script = render(dataclasses.replace(plan, job=job)).task
+    script = task_of(dataclasses.replace(plan, job=job))
     step = {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "1"}
     ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     variables = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **step, **ranks, **env}
@@ -154,7 +153,6 @@ def test_a_secret_reaches_the_tasks_and_nothing_else(inherited: dict[str, str], 
     show = "import os; print(f\"{os.environ['WANDB_API_KEY']}-{os.environ['HF_TOKEN']}\".upper())"
     payload = Payload(argv=(sys.executable, "-c", show), working_dir="/")
     plan = dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
-    rendered = render(plan)
     write_files(plan)
     done = subprocess.run(
         ["bash", plan.paths.script],
@@ -165,7 +163,7 @@ def test_a_secret_reaches_the_tasks_and_nothing_else(inherited: dict[str, str], 
         check=True,
     )
     assert "HUNTER2-HUNTER2" in done.stdout
-    assert "hunter2" not in rendered.script + rendered.task + json.dumps(plan.job.config, default=str)
+    assert "hunter2" not in script_of(plan) + task_of(plan) + json.dumps(plan.job.config, default=str)
     assert "hunter2" not in done.stdout + done.stderr
 
 

@@ -17,7 +17,7 @@ from launcher.plan import Payload, Plan
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
 from tests.job_marks import end_marks
-from tests.launch_files import write_files
+from tests.launch_files import script_of, write_files
 
 
 def local_plan(tmp_path: Path, command: str, tasks: int = 2, number: int = 1) -> Plan:
@@ -103,7 +103,7 @@ def test_a_template_of_the_users_overrides_one_block(tmp_path: Path) -> None:
         '{% extends "slipway/sbatch.sh.j2" %}\n'
         "{% block environment %}\n{{ super() }}module load cuda\n{% endblock %}\n"
     )
-    script = render(plan, tmp_path).script
+    script = script_of(plan, tmp_path)
     assert "\nmodule load cuda\n" in script
     assert "export TRANSFORMERS_OFFLINE=0\n" in script
     assert "srun" in script
@@ -128,7 +128,7 @@ def test_a_block_that_is_gone_is_an_error(tmp_path: Path, name: str, text: str, 
     (tmp_path / name).write_text(f'{{% extends "slipway/{name}" %}}\n{text}\n')
     plan = local_plan(tmp_path, "true")
     if words is None:
-        assert render(plan, tmp_path).script
+        assert script_of(plan, tmp_path)
         return
     with pytest.raises(UserError, match=words) as error:
         render(plan, tmp_path)
@@ -137,7 +137,7 @@ def test_a_block_that_is_gone_is_an_error(tmp_path: Path, name: str, text: str, 
 
 def test_values_may_look_like_variables_that_are_gone(tmp_path: Path) -> None:
     (tmp_path / "local.sh.j2").write_text('{% extends "slipway/local.sh.j2" %}\n')
-    assert "$hosts" in render(local_plan(tmp_path, "echo $hosts"), tmp_path).script
+    assert "$hosts" in script_of(local_plan(tmp_path, "echo $hosts"), tmp_path)
 
 
 def test_a_script_of_an_earlier_version_is_an_error(tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ import pytest
 import launcher.drafting
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
-from launcher.jobs.launches import open_launch
+from launcher.jobs.launches import Launch, open_launch
 from launcher.jobs.status import poll
-from launcher.launching import Launched, launch
+from launcher.launching import launch
 from launcher.plan import Plan
-from launcher.rendering.render import Rendered
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers
 from launcher.runs.provenance import checkout_of, host
@@ -37,7 +36,7 @@ def local_request(tmp_path: Path, *overrides: str) -> Request:
     return Request([*chosen, f"launcher_scripts_path={tmp_path}", *overrides], ["slipway", "launch", "a b"])
 
 
-def launch_locally(tmp_path: Path, *overrides: str) -> Launched:
+def launch_locally(tmp_path: Path, *overrides: str) -> Launch:
     request = local_request(tmp_path, *overrides)
     return launch(draft(request), request)
 
@@ -113,7 +112,7 @@ def test_a_launch_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     rendered: list[int] = []
     real = launcher.drafting.render
 
-    def count(plan: Plan, template_dir: Path | None) -> Rendered:
+    def count(plan: Plan, template_dir: Path | None) -> dict[Path, str]:
         rendered.append(plan.paths.number)
         return real(plan, template_dir)
 

@@ -226,10 +226,13 @@ def test_unused_image_is_not_recorded(tmp_path: Path) -> None:
     reserve_number(launch_draft.plan.paths.run_dir, launch_draft.results_key)
     manifest = write_draft(launch_draft, request)
     assert (manifest.image, manifest.image_digest) == (None, None)
-    assert json.loads(launch_draft.rendered.settings)["container"] is None
+    assert json.loads(launch_draft.texts[launch_draft.plan.paths.supervisor_settings])["container"] is None
 
 
 def test_an_image_of_a_registry_has_no_file(tmp_path: Path) -> None:
     overrides = ["training=gpt3/126m", "cluster=bcm", "container=nvcr.io/nvidia/nemo:24.01"]
-    rendered = draft(Request([*overrides, f"base_results_dir={tmp_path}"], ["slipway"])).rendered
-    assert json.loads(rendered.settings)["container"]["is_file"] is False
+    launch_draft = draft(Request([*overrides, f"base_results_dir={tmp_path}"], ["slipway"]))
+    assert (
+        json.loads(launch_draft.texts[launch_draft.plan.paths.supervisor_settings])["container"]["is_file"]
+        is False
+    )

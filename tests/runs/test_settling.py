@@ -14,7 +14,8 @@ import pytest
 
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
-from launcher.launching import Launched, launch
+from launcher.jobs.launches import Launch
+from launcher.launching import launch
 from launcher.runs.manifest import Manifest, read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths
 from slipway.supervisor.marks import job_of
@@ -22,7 +23,7 @@ from slipway.supervisor.marks import job_of
 LONG_AGO = "2020-01-01T00:00:00Z"
 
 
-def launch_locally(tmp_path: Path) -> Launched:
+def launch_locally(tmp_path: Path) -> Launch:
     chosen = ["stages=[data_preparation]", "cluster=local", "data_preparation.inputs=[/etc/hostname]"]
     request = Request(
         [*chosen, f"base_results_dir={tmp_path}/results", "cluster.python=/bin/true"], ["slipway"]

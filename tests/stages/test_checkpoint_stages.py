@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.checks.gathering.checkpoints import Marked
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.cli.app import main
 from launcher.config.compose import compose
@@ -22,7 +21,7 @@ from launcher.drafting import Request, drafts
 from launcher.errors import Mistakes, UserError
 from launcher.launching import launch_stages
 from launcher.plan import Job
-from launcher.runs.trained import newest_training
+from launcher.runs.trained import MarkedCheckpoint, newest_training
 from launcher.stages.planning import by_stage, plan_launch
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
 
@@ -267,7 +266,7 @@ def test_mistakes_of_the_verbs_are_named(
 def test_a_missing_step_is_refused_with_the_existing_ones(
     run_dir: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.checks.gathering.checkpoints.marked_checkpoints", _marked)
+    monkeypatch.setattr("launcher.checks.gathering.checkpoints.complete_checkpoints", _marked)
     assert main(["convert", "gpt3_tiny@7"]) == 2
     error = capsys.readouterr().err
     assert "conversion.step='7': no complete checkpoint of this step" in error
@@ -275,8 +274,8 @@ def test_a_missing_step_is_refused_with_the_existing_ones(
     assert not Path(f"{run_dir}_conversion").exists()
 
 
-def _marked(directory: Path) -> list[Marked]:
-    return [Marked(directory / f"step-{step}", {"step": step, "serial": step}) for step in (2, 4)]
+def _marked(directory: Path) -> list[MarkedCheckpoint]:
+    return [MarkedCheckpoint(step, step, 0.0, directory / f"step-{step}", {}) for step in (2, 4)]
 
 
 def test_a_run_without_a_checkpoint_is_refused(run_dir: Path, capsys: Capsys) -> None:

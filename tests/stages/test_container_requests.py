@@ -13,10 +13,11 @@ from launcher.config.compose import compose
 from launcher.errors import UserError
 from launcher.images.resolve import recorded_digest
 from launcher.plan import Mount, Plan
-from launcher.rendering.render import TEMPLATE_DIR, render, render_template
+from launcher.rendering.render import TEMPLATE_DIR, render_template
 from launcher.rendering.supervision import supervisor_settings
 from launcher.stages.planning import plan_launch
 from slipway.supervisor.images import container_name
+from tests.launch_files import script_of
 
 _PLACES = ["base_results_dir=/shared/results", "data_dir=/shared/data", "container=/apps/nemo.sqsh"]
 _LAUNCH = ["training=gpt3/126m", "training.trainer.num_nodes=1", *_PLACES]
@@ -88,7 +89,7 @@ def test_shell_without_container_is_suggested_by_its_whole_path() -> None:
 
 def test_one_node_may_save_its_container_and_several_may_not() -> None:
     save = "container_options.save=/shared/saved.sqsh"
-    assert "--container-save=/shared/saved.sqsh" in render(plan_of(save)).script
+    assert "--container-save=/shared/saved.sqsh" in script_of(plan_of(save))
     for more in ("training.trainer.num_nodes=2", "resilience.nodes={min: 1, max: 2}"):
         with pytest.raises(UserError, match="each of the job's 2 nodes would write this file"):
             plan_of(save, more)
@@ -182,9 +183,9 @@ def test_a_pinned_image_of_a_registry_has_its_digest_in_the_name() -> None:
     for sign in ":@":  # as Pyxis takes it, and as most write it
         image = f"nvcr.io#nvidia/nemo{sign}sha256:{'c' * 64}"
         pinned = plan_of(f"container='{image}'", "container_options.name=kept")
-        assert "--container-name=kept-cccccccccccc" in render(pinned).script
+        assert "--container-name=kept-cccccccccccc" in script_of(pinned)
     first, second = (
-        render(plan_of(f"container=nvcr.io#nvidia/nemo:{tag}", "container_options.name=kept")).script
+        script_of(plan_of(f"container=nvcr.io#nvidia/nemo:{tag}", "container_options.name=kept"))
         for tag in ("24.05", "24.07")
     )
     names = [

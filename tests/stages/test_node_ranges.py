@@ -8,6 +8,7 @@ from launcher.config.compose import compose
 from launcher.plan import Plan
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
+from tests.launch_files import script_of, task_of
 
 
 def plan_of(*overrides: str) -> Plan:
@@ -26,16 +27,16 @@ def test_a_range_reaches_sbatch_srun_and_the_engine(engine: str, num_nodes: int 
     assert list(plan.job.resources.node_counts) == [2, 3, 4]
     assert plan.job.config is not None
     assert plan.job.config["trainer"]["num_nodes"] == num_nodes
-    rendered = render(plan)
-    assert "#SBATCH --nodes=2-4\n" in rendered.script
+    script = script_of(plan)
+    assert "#SBATCH --nodes=2-4\n" in script
     srun_options = (
         '--nodes="$SLURM_JOB_NUM_NODES"',
         "--ntasks=$((SLURM_JOB_NUM_NODES * 8))",
         "--ntasks-per-node=8",
     )
-    assert "".join(f"    {argument} \\\n" for argument in srun_options) in rendered.script
-    assert ('"trainer.num_nodes=$SLURM_JOB_NUM_NODES"' in rendered.script) is (engine == "nemo")
-    assert 'export WORLD_SIZE="$SLURM_NTASKS"\n' in rendered.task
+    assert "".join(f"    {argument} \\\n" for argument in srun_options) in script
+    assert ('"trainer.num_nodes=$SLURM_JOB_NUM_NODES"' in script) is (engine == "nemo")
+    assert 'export WORLD_SIZE="$SLURM_NTASKS"\n' in task_of(plan)
 
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron", "megatron_lm"])
@@ -48,9 +49,9 @@ def test_a_range_of_one_number_is_that_number(engine: str) -> None:
 
 def test_sbatch_gets_no_number_of_tasks_for_a_range() -> None:
     """A number of tasks would limit sbatch to the nodes that these tasks need."""
-    script = render(
+    script = script_of(
         plan_of("engine=megatron", "resilience.nodes={min: 2, max: 4}", "cluster.cpus_per_task=3")
-    ).script
+    )
     header = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH --cpus-per-task=24" in header
     assert not [line for line in header if "ntasks" in line]

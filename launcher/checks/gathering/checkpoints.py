@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.checks.facts import MissingPath, SavedShards
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_there
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
+from launcher.runs.trained import MarkedCheckpoint, marked_checkpoint, marked_checkpoints
 from slipway.common.files import read_json, read_text, whole
 from slipway.supervisor.checkpoints import MARKER, TRACKER
 
@@ -33,25 +34,11 @@ _OF_NEMO = (
 )
 # A checkpoint of NeMo's older format has a directory for each rank, which the key does not name.
 _RANKS = ("mp_rank_00", "tp_rank_00_pp_rank_000")
-# Largest marker of our trainer, in bytes: one of thousands of ranks lists as many files.
-_LARGEST_MARKER = 64 << 20
 # The format that slipway/trainer/checkpoint/compatible.py refuses under other sizes, and those sizes.
 _SHARDED = "dp_reshardable"
 _SHARDS = ("tensor", "pipeline", "virtual_pipeline")
 # The trainer's defaults for facts that a marker of an earlier version does not tell.
 _RESUME = {"checkpoint": None, "load_optimizer": True, "lr_scale": 1.0, "data_generation": 0}
-
-
-class Marked(NamedTuple):
-    """A complete checkpoint of our trainer's, and what its marker says."""
-
-    path: Path
-    content: dict[str, Any]
-
-    def whole(self, key: str) -> int:
-        """Return a whole number of the marker; 0 where there is none."""
-        value = self.content.get(key)
-        return value if isinstance(value, int) else 0
 
 
 def checkpoint_directory(resolver: PathResolver) -> Path | None:
@@ -60,27 +47,23 @@ def checkpoint_directory(resolver: PathResolver) -> Path | None:
     return resolver.host(value) if value is not None else resolver.plan.paths.checkpoints
 
 
-def marked_checkpoints(directory: Path | None) -> list[Marked]:
+def complete_checkpoints(directory: Path | None) -> list[MarkedCheckpoint]:
     """Return the complete checkpoints of our trainer in a directory, the newest last."""
     try:
-        paths = list(directory.iterdir()) if directory is not None else []
+        marked = marked_checkpoints(directory) if directory is not None else []
     except OSError:
         return []
-    visible = (path for path in paths if not path.name.startswith(".") and not path.is_symlink())
-    checkpoints = [Marked(path, content) for path in visible if (content := _marker(path)) is not None]
-    complete = [checkpoint for checkpoint in checkpoints if _damage(checkpoint) is None]
-    return sorted(complete, key=lambda checkpoint: (checkpoint.whole("serial"), checkpoint.whole("step")))
+    return [checkpoint for checkpoint in marked if checkpoint.damage is None]
 
 
-def chosen_checkpoint(resolver: PathResolver) -> Marked | None:
+def chosen_checkpoint(resolver: PathResolver) -> MarkedCheckpoint | None:
     """Return the checkpoint that our trainer would resume from: the newest, or the named one until it was."""
     values, directory = resolver.values, checkpoint_directory(resolver)
-    newest, value = next(reversed(marked_checkpoints(directory)), None), values.raw(_NAMED)
+    newest, value = next(reversed(complete_checkpoints(directory)), None), values.raw(_NAMED)
     if not isinstance(value, str) or (newest is not None and _was_made(values, newest)):
         return newest
     path = resolver.host(value) if "/" in value else directory / value if directory is not None else None
-    content = _marker(path) if path is not None else None
-    return Marked(path, content) if path is not None and content is not None else None
+    return marked_checkpoint(path) if path is not None else None
 
 
 def saved_shards(resolver: PathResolver) -> SavedShards | None:
@@ -91,8 +74,9 @@ def saved_shards(resolver: PathResolver) -> SavedShards | None:
         return None
     if not values.flag("resume.load_optimizer", default=True) and not _was_made(values, chosen):
         return None
-    sizes = [chosen.whole(f"{name}_model_parallel_size") for name in _SHARDS]
-    return SavedShards(str(chosen.path), *sizes) if all(sizes) else None
+    sizes = [whole(chosen.content.get(f"{name}_model_parallel_size"), 1) for name in _SHARDS]
+    known = [size for size in sizes if size is not None]
+    return SavedShards(str(chosen.path), *known) if known == sizes else None
 
 
 def missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
@@ -114,7 +98,7 @@ def _named(resolver: PathResolver, values: Values) -> list[MissingPath]:
     value, directory = values.raw(_NAMED), checkpoint_directory(resolver)
     if not isinstance(value, str):
         return []
-    known = marked_checkpoints(directory)[::-1]
+    known = complete_checkpoints(directory)[::-1]
 
     def fault(path: Path) -> Fault | None:
         if known and _was_made(values, known[0]):
@@ -131,15 +115,15 @@ def _named(resolver: PathResolver, values: Values) -> list[MissingPath]:
 def _initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look for the weights that a run of our trainer starts from, unless it has a checkpoint of its own."""
     value = values.raw(_INITIAL)
-    if not isinstance(value, str) or marked_checkpoints(checkpoint_directory(resolver)):
+    if not isinstance(value, str) or complete_checkpoints(checkpoint_directory(resolver)):
         return []
 
     def fault(path: Path) -> Fault | None:
         why = _why_lost(path)
-        known = marked_checkpoints(path) if why is not None else []
-        content = known[-1].content if known else _marker(path)
+        known = complete_checkpoints(path) if why is not None else []
+        saved = known[-1] if known else marked_checkpoint(path)
         if why is None or known:
-            other = _other_model(content or {}, values)
+            other = _other_model(saved.content if saved is not None else {}, values)
             return (other, "a run starts from the weights of the same model") if other is not None else None
         if is_there(path / "config.json"):
             return why, f"slipway convert {path} --to slipway makes a checkpoint of a Hugging Face model"
@@ -161,7 +145,7 @@ def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
     return None
 
 
-def _was_made(values: Values, checkpoint: Marked) -> bool:
+def _was_made(values: Values, checkpoint: MarkedCheckpoint) -> bool:
     """Return True if a checkpoint comes after this way to resume."""
     recorded, resume = checkpoint.content.get("resume"), values.node("resume") or {}
     settings = {name: value for name, value in resume.items() if name in _RESUME}
@@ -181,11 +165,10 @@ def _why_lost(path: Path) -> str | None:
     """Return why there is no complete checkpoint of our trainer at a path."""
     if not is_there(path):
         return "there is no such checkpoint"
-    content = _marker(path)
-    if content is None:
+    saved = marked_checkpoint(path)
+    if saved is None:
         return f"not a complete checkpoint: no {MARKER} in it that can be read"
-    damaged = _damage(Marked(path, content))
-    return f"not a complete checkpoint: {damaged}" if damaged is not None else None
+    return f"not a complete checkpoint: {saved.damage}" if saved.damage is not None else None
 
 
 def _of_nemo(resolver: PathResolver, values: Values) -> Iterator[MissingPath]:
@@ -235,7 +218,7 @@ def _why_not_newest(directory: Path) -> str | None:
 
 def _holds_any(directory: Path, engine: str) -> bool:
     if engine == "megatron":
-        return bool(marked_checkpoints(directory))
+        return bool(complete_checkpoints(directory))
     if engine == "megatron_lm":
         return is_there(directory / TRACKER)
     return has_entries(directory)
@@ -251,26 +234,6 @@ def has_entries(directory: Path) -> bool:
         return True
 
 
-def _marker(checkpoint: Path) -> dict[str, Any] | None:
-    with suppress(OSError, ValueError):
-        content = read_json(checkpoint / MARKER, _LARGEST_MARKER)
-        return content if whole(content.get("step"), 0) == content.get("step") else None
-    return None
-
-
-def _damage(checkpoint: Marked) -> str | None:
-    """Return what is wrong with the files that a marker lists by name and size."""
-    files = checkpoint.content.get("files")
-    for name, size in files.items() if isinstance(files, dict) else ():
-        try:
-            there = (checkpoint.path / name).stat().st_size
-        except (OSError, ValueError):
-            return f"{name} is missing"
-        if isinstance(size, int) and there != size:
-            return f"{name} has {there:,} bytes of {size:,}"
-    return None
-
-
 def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return what is wrong with the source of a conversion or evaluation; None for other jobs."""
     job = resolver.plan.job
@@ -283,8 +246,8 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if not is_there(path):
         why, fix = "there is no such file or directory", nearest_files(path)
         return (resolver.missing(key, source, why, fix, at=path),)
-    marked = sorted(marked_checkpoints(path), key=lambda checkpoint: checkpoint.whole("serial"))
-    steps = {checkpoint.whole("step") for checkpoint in marked}
+    marked = sorted(complete_checkpoints(path), key=lambda checkpoint: checkpoint.serial)
+    steps = {checkpoint.step for checkpoint in marked}
     requested = node["step"] if isinstance(node["step"], list) else [node["step"]]
     lost = sorted({step for step in requested if step is not None} - steps) if steps else []
     if lost:
@@ -299,7 +262,7 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if node["source_format"] == "auto" and not any(map(_WEIGHTS.search, _names(path))):
         fix = "a checkpoint of Slipway, Hugging Face, Megatron-LM, PyTorch DCP or DeepSpeed"
         return (resolver.missing(key, source, "no weights of a known format in it", fix),)
-    newest = marked[-1].whole("step") if marked else None
+    newest = marked[-1].step if marked else None
     return tuple(_taken_output(resolver, node, newest if node["step"] is None else node["step"]))
 
 

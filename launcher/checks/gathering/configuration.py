@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from launcher.checks.gathering import gathers
 from launcher.checks.rules.keys import KEYS
 from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
@@ -18,7 +17,6 @@ from launcher.stages.stage import stage_cluster
 _NEMO_NODES = ("trainer", "exp_manager", "model")
 
 
-@gathers("node_gpus", looks=False)
 def node_gpus(draft: Draft) -> int | None:
     """Return the GPUs of a node, where the cluster's configuration says it."""
     config, stage = draft.composition.config, draft.plan.job.stage
@@ -26,7 +24,6 @@ def node_gpus(draft: Draft) -> int | None:
     return gpus_of(cluster.gpus_per_node, cluster.gres)
 
 
-@gathers("added_keys", looks=False)
 def added_keys(draft: Draft) -> tuple[str, ...]:
     """Return the keys of NeMo's nodes that the user added to the shipped tree."""
     known, training, job = known_keys(draft), draft.composition.config.training, draft.plan.job
@@ -42,7 +39,6 @@ def added_keys(draft: Draft) -> tuple[str, ...]:
     return tuple(key for key in _keys_below(nodes) if key not in known)
 
 
-@gathers("shipped_keys", looks=False)
 def known_keys(draft: Draft) -> frozenset[str]:
     """Return the keys that shipped files show or checks read; none where nothing can have been added."""
     composition = draft.composition

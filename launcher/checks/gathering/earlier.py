@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checks.facts import Change, EarlierTraining
-from launcher.checks.gathering import checkpoints, gathers
+from launcher.checks.gathering import checkpoints
 from launcher.checks.gathering.data import ask_identity, ask_trainer
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.checks.rules.training import weight_of
@@ -52,7 +52,6 @@ _FREE = re.compile(
 )
 
 
-@gathers("earlier")
 def earlier_training(draft: Draft) -> EarlierTraining | None:
     """Compare a planned training with the newest launch of its run; ``None`` for what is no training."""
     plan = draft.plan
@@ -162,7 +161,7 @@ def _schedule(resolver: PathResolver, paths: LaunchPaths | None) -> dict[str, An
     if before is None or now is None or before == now:
         return {}
     chosen = checkpoints.chosen_checkpoint(resolver)
-    step = chosen.whole("step") if chosen is not None else 0
+    step = chosen.step if chosen is not None else 0
     question = {"config": resolver.plan.job.config, "max_steps": before, "step": step}
     rate = ask_trainer("slipway.trainer.optim.schedule", json.dumps(question))
     return {"steps": (before, now), "rate": rate and tuple(rate)}
@@ -233,7 +232,6 @@ def _same(old: Any, new: Any) -> bool:
 # --- other runs
 
 
-@gathers("same_job_name")
 def same_job_name(draft: Draft) -> tuple[str, ...] | None:
     """Return the run directories whose newest launch, by the script at their top, has this job's name.
 

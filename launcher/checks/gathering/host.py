@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checks.facts import HostFacts, Interpreter
-from launcher.checks.gathering import GATHERERS, Gatherer, gathers
 from launcher.checks.gathering.path_resolver import is_sandbox_of
 from launcher.checks.rules.cluster import ClusterRequest
+from launcher.checks.rules.files import LIBRARIES
 from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
 from launcher.plan import Job, Plan
@@ -33,13 +33,6 @@ from slipway.supervisor.settings import OLDEST_PYTHON
 if TYPE_CHECKING:
     from launcher.slurm.questions import Reply
 
-# The libraries that each stage cannot do without: of the extra `train`, and of `data`.
-_LIBRARIES = {
-    "training": ("torch", "megatron", "numpy", "psutil", "yaml"),
-    "data_preparation": ("numpy", "tokenizers", "yaml"),
-    "conversion": ("torch", "numpy", "safetensors", "yaml"),
-    "evaluation": ("torch", "megatron", "numpy", "psutil", "yaml"),
-}
 # Packages of a comparison with Hugging Face's model, and of lm-eval's tasks, which run on that.
 _TRANSFORMERS, _LM_EVAL = ("transformers", "megatron", "psutil"), ("lm_eval", "transformers", "safetensors")
 _ANSWER = "missing:"
@@ -54,15 +47,14 @@ SUPERVISOR_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "pytho
 _ASK_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
-def _question(draft: Draft) -> object:
+def host_question(draft: Draft) -> object:
     job = draft.plan.job
-    libraries = _libraries(job) if job.stage in _LIBRARIES else ()
+    libraries = _libraries(job) if job.stage in LIBRARIES else ()
     environment = tuple(sorted(job.environment.items()))
     container, program = job.container is None, job.payload.argv[0]
     return draft.plan.scheduler, libraries, job.engine, container, program, environment
 
 
-@gathers("host", same=_question)
 def host_facts(draft: Draft) -> HostFacts:
     """Return what a launch needs of this machine."""
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
@@ -73,8 +65,7 @@ def host_facts(draft: Draft) -> HostFacts:
     )
 
 
-@gathers("lacks_gpus")
-def _lacks_gpus(draft: Draft) -> str | None:
+def lacks_gpus(draft: Draft) -> str | None:
     """Return why our trainer finds no GPU, where this machine can tell."""
     if draft.plan.job.engine != "megatron":
         return None
@@ -87,7 +78,7 @@ def _interpreter(plan: Plan) -> Interpreter | None:
     """Return what this machine has of the tasks' interpreter; None if they run another program."""
     job = plan.job
     in_container = job.container is not None and plan.scheduler != "local"
-    if in_container or job.engine != "megatron" or job.stage not in _LIBRARIES:
+    if in_container or job.engine != "megatron" or job.stage not in LIBRARIES:
         return None
     name = job.payload.argv[0]
     is_own = name == sys.executable
@@ -103,7 +94,7 @@ def _interpreter(plan: Plan) -> Interpreter | None:
 
 def _libraries(job: Job) -> tuple[str, ...]:
     """Return the modules that the tasks of a job import."""
-    libraries, node = _LIBRARIES[job.stage], (job.stage_config or {}).get(job.stage, {})
+    libraries, node = (*LIBRARIES[job.stage][0].split(),), (job.stage_config or {}).get(job.stage, {})
     if job.stage == "conversion" and node["check"]["enabled"]:
         libraries += _TRANSFORMERS
     if job.stage == "evaluation" and node["lm_eval"]["tasks"]:
@@ -133,11 +124,6 @@ def _missing_libraries(
     if done.returncode != 0 or not answers:
         return None
     return tuple(answers[-1].removeprefix(_ANSWER).split())
-
-
-@gathers("supervisor_python", same=lambda draft: None)
-def _supervisor_python(_: Draft) -> str:
-    return supervisor_python_problem()
 
 
 def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
@@ -189,13 +175,6 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
     return [next(message) if is_trained else "" for is_trained in trained]
 
 
-def _verdicts(drafts: Sequence[Draft]) -> list[str | None]:
-    return trainer_verdicts([draft.plan for draft in drafts])
-
-
-GATHERERS.append(Gatherer("trainer_verdict", _verdicts, looks=False))
-
-
 def ask_module(module: str, question: str, seconds: float) -> str:
     """Return what a program of the trainer answers; raise OSError or SubprocessError where it does not."""
     return subprocess.run(
@@ -230,12 +209,11 @@ def ask_cluster(plan: Plan, parts: Iterable[str]) -> tuple[Mapping[str, Reply], 
     return replies, facts_of(replies, of_default=plan.job.queue.partition is None)
 
 
-def _cluster_question(draft: Draft) -> object:
+def cluster_question(draft: Draft) -> object:
     plan = draft.plan
     return plan.scheduler, plan.slurm_conf, plan.job.queue.partition, plan.job.container is None
 
 
-@gathers("cluster", same=_cluster_question)
 def cluster_facts(draft: Draft) -> ClusterFacts | None:
     """Ask the cluster what it has and what it allows; ``None`` where the job does not go to a Slurm."""
     plan = draft.plan

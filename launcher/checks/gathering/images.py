@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checks.facts import ImageFacts, MissingPath
-from launcher.checks.gathering import gathers
 from launcher.checks.gathering.path_resolver import PathResolver, opened, tells_of, why_unreadable
 from launcher.drafting import Draft
 from launcher.errors import UserError, nearest_files
@@ -74,10 +72,6 @@ def image_facts(draft: Draft, *, look: bool) -> ImageFacts | None:
         return None
     missing = {} if contents is not None else {"contents": _NOT_RECORDED.format(container.image)}
     return ImageFacts(contents, missing)
-
-
-gathers("image", looks=False)(partial(image_facts, look=False))
-gathers("image")(partial(image_facts, look=True))
 
 
 def _contents(draft: Draft, image: str, *, look: bool) -> Contents | None:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, PathFacts
-from launcher.checks.gathering import gathers
 from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
 from launcher.checks.gathering.data import (
     data_of_other_tokenizers,
@@ -39,7 +38,6 @@ MEGATRON_LM_PLACES = ("pretrain_{0}.py", "examples/{0}/pretrain_{0}.py")
 _INSTALLED = ("/bin/", "/opt/", "/usr/")
 
 
-@gathers("paths")
 def path_facts(draft: Draft) -> PathFacts:
     """Find out what this machine has of a job's files and directories."""
     resolver = PathResolver(draft)
@@ -230,7 +228,6 @@ def _places(plan: Plan) -> list[str]:
     return [word.removeprefix(f"{root}/") for word in argv if word.endswith(".py")][:1]
 
 
-@gathers("open_secrets")
 def open_secrets(draft: Draft) -> dict[str, str]:
     """Return the files of secrets that others than the owner may read, as far as this machine has them."""
     files = {}
@@ -244,7 +241,6 @@ def open_secrets(draft: Draft) -> dict[str, str]:
     return files
 
 
-@gathers("missing_secrets")
 def missing_secrets(draft: Draft) -> tuple[MissingPath, ...]:
     """Return the files of secrets that do not exist, or that the user may not read."""
     config = draft.composition.config

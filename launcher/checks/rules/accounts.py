@@ -178,3 +178,6 @@ def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iter
         least = limits.least.get(resource, number)
         if number < least:
             yield error(nodes_key, value, f"{message} requires at least {least}", None, (key,))
+
+
+CHECKS = (account_problems, qos_problems)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property, wraps
+from functools import cached_property
 from typing import NamedTuple
 
-from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, Severity, check, error, warning
+from launcher.checks.findings import Check, Finding, Severity, check, error, warning
 from launcher.checks.rules.resources import ELASTIC_NODES
 from launcher.checks.rules.runs import limit_key
 from launcher.errors import did_you_mean
@@ -142,31 +141,28 @@ class ClusterRequest:
 Rule = Callable[[ClusterRequest], Iterable[Finding]]
 
 
-def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Rule]:
-    """Enter a rule about parts of the cluster into the table of checks.
+def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Check[...]]:
+    """Make a rule about parts of the cluster a check.
 
     Its errors become warnings where plugins of the site may change the job: many sites pick the partition,
     and complete the account and the QOS, when a job is submitted.
     """
 
-    def register(rule: Rule) -> Rule:
-        @wraps(rule)
-        def find(plan: Plan, facts: Facts) -> Iterator[Finding]:
-            assert facts.cluster is not None
-            settings, is_open = facts.cluster.settings, plan.job.queue.partition is None
-            has_filters = settings is not None and settings.has_filters
-            for finding in rule(ClusterRequest(plan, facts.cluster, facts.array_tasks)):
+    def check_of(rule: Rule) -> Check[...]:
+        def find(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Iterator[Finding]:
+            has_filters = cluster.settings is not None and cluster.settings.has_filters
+            for finding in rule(ClusterRequest(plan, cluster, array_tasks)):
                 is_of_names = finding.key == PARTITION or check_id in (ACCOUNT, QOS)
-                if has_filters and finding.severity is Severity.ERROR and (is_of_names or is_open):
+                may_change = has_filters and (is_of_names or plan.job.queue.partition is None)
+                if may_change and finding.severity is Severity.ERROR:
                     text = f"{finding.message}; plugins of this Slurm may change what a job asks for"
                     yield replace(finding, severity=Severity.WARNING, message=text)
                 else:
                     yield finding
 
-        check(check_id, tells, *(f"cluster.{part}" for part in parts))(find)
-        return rule
+        return Check(check_id, tells, find, *(f"cluster.{part}" for part in parts))
 
-    return register
+    return check_of
 
 
 @cluster_check("cluster.partition", "the partition is there, and takes jobs", "partitions")
@@ -245,3 +241,7 @@ def pyxis_problems(plan: Plan, cluster: ClusterFacts) -> Iterator[Finding]:
         text = "srun on this machine knows no --container-image: NVIDIA's Pyxis plugin seems to be missing"
         fix = "container_options.runtime=apptainer, if the nodes have that; container=null runs on bare metal"
         yield warning("container", container.image, text, fix)
+
+
+PARTITIONS = (partition_problems, time_problems)
+CHECKS = (array_problems, pyxis_problems)

@@ -244,3 +244,6 @@ def _count_key(request: ClusterRequest) -> str:
 
 def _most_nodes(partition: Partition) -> float:
     return float("inf") if partition.max_nodes is None else partition.max_nodes
+
+
+CHECKS = (node_problems, gpu_problems, cpu_problems, memory_problems)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from launcher.checks import facts
-from launcher.checks.findings import Finding, Severity, check, error, likewise, warning
+from launcher.checks.findings import Check, Finding, Severity, check, error, likewise, warning
 from launcher.errors import escape
 from launcher.estimates.cost import KEEP, Checkpoints, checkpoints_of
 from launcher.estimates.parallelism import NODES, PIPELINE
@@ -36,31 +36,8 @@ def missing_path_problems(paths: facts.PathFacts, part: str) -> Iterator[Finding
         yield tell(first.key, first.path, text, first.fix, also)
 
 
-for _id, _part, _tells in (
-    ("path.tokenizer", "tokenizer", "the tokenizer's files are there, and what they should be"),
-    ("path.data", "data", "the data sets are there, each .idx and .bin of as many tokens"),
-    ("path.sources", "sources", "what a data preparation, conversion or evaluation reads is there"),
-    (
-        "path.checkpoint",
-        "checkpoint",
-        "the checkpoint that the training is to go on from is there, and whole",
-    ),
-    ("path.image", "image", "an image that is a file is there, and a whole squashfs"),
-    ("image.fetch", "fetched", "many nodes do not fetch an image of a registry at once"),
-    (
-        "path.script",
-        "script",
-        "the job's program is there: the engine's in its checkout, a command's own on the nodes",
-    ),
-    ("path.mounts", "mounts", "what the container mounts is there"),
-    ("path.writable", "results", "the directory of the run can be written"),
-    (
-        "data.tokenizer",
-        "tokens",
-        "the data were made by the training's tokenizer, and their documents end with its token",
-    ),
-):
-    check(_id, _tells, f"paths.{_part}")(partial(missing_path_problems, part=_part))
+def _missing(check_id: str, part: str, tells: str) -> Check[...]:
+    return Check(check_id, tells, partial(missing_path_problems, part=part), f"paths.{part}")
 
 
 @check("path.shared", "what the nodes of a job share is on no disk of this machine's own", "paths.local")
@@ -317,13 +294,19 @@ SCHEDULER = "scheduler"
 
 _PYTHON = "cluster.python"
 
-# By stage: the libraries in words, the work that needs them, and the extra that has them.
-_NEEDS = {
-    "data_preparation": ("numpy and tokenizers", "a data preparation", "data"),
-    "conversion": ("torch and safetensors", "a conversion", "train,conversion"),
-    "evaluation": ("torch and megatron-core", "an evaluation", "train,evaluation"),
+# By stage: the modules that its tasks import, the main ones in words, the work, and the extra that has them.
+LIBRARIES = {
+    "training": ("torch megatron numpy psutil yaml", "torch and megatron-core", "a training", "train"),
+    "data_preparation": ("numpy tokenizers yaml", "numpy and tokenizers", "a data preparation", "data"),
+    "conversion": (
+        *("torch numpy safetensors yaml", "torch and safetensors"),
+        *("a conversion", "train,conversion"),
+    ),
+    "evaluation": (
+        *("torch megatron numpy psutil yaml", "torch and megatron-core"),
+        *("an evaluation", "train,evaluation"),
+    ),
 }
-_OF_TRAININGS = ("torch and megatron-core", "a training", "train")
 
 
 @check(
@@ -349,7 +332,7 @@ def machine_problems(plan: Plan, host: facts.HostFacts) -> Iterator[Finding]:
 
 
 def _interpreter_problems(plan: Plan, python: facts.Interpreter) -> Iterator[Finding]:
-    libraries, work, extra = _NEEDS.get(plan.job.stage, _OF_TRAININGS)
+    _, libraries, work, extra = LIBRARIES[plan.job.stage]
     name = None if python.is_own else python.name
     if python.problem is not None:
         yield error(_PYTHON, name, python.problem, python.nearest)
@@ -373,3 +356,33 @@ def submission_problems(submission: facts.SubmissionFacts) -> Iterator[Finding]:
     if submission.message is not None:
         severity = Severity.ERROR if submission.is_refused else Severity.WARNING
         yield Finding(severity, None, submission.message, submission.fix)
+
+
+CHECKS = (
+    _missing(
+        "data.tokenizer",
+        "tokens",
+        "the data were made by the training's tokenizer, and their documents end with its token",
+    ),
+    *(file_problems, permission_problems),
+    _missing("path.tokenizer", "tokenizer", "the tokenizer's files are there, and what they should be"),
+    _missing("path.data", "data", "the data sets are there, each .idx and .bin of as many tokens"),
+    _missing("path.sources", "sources", "what a data preparation, conversion or evaluation reads is there"),
+    _missing(
+        "path.checkpoint",
+        "checkpoint",
+        "the checkpoint that the training is to go on from is there, and whole",
+    ),
+    _missing("path.image", "image", "an image that is a file is there, and a whole squashfs"),
+    _missing("image.fetch", "fetched", "many nodes do not fetch an image of a registry at once"),
+    *(engine_problems, network_problems),
+    _missing(
+        "path.script",
+        "script",
+        "the job's program is there: the engine's in its checkout, a command's own on the nodes",
+    ),
+    _missing("path.mounts", "mounts", "what the container mounts is there"),
+    _missing("path.writable", "results", "the directory of the run can be written"),
+    *(shared_problems, checkpoint_problems, conversion_problems),
+)
+LAUNCH = (machine_problems, submission_problems)

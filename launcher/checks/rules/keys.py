@@ -206,3 +206,7 @@ def nearest_key(key: str, shipped: Iterable[str]) -> str | None:
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "")
+
+
+TYPES = (whole_problems, number_problems, flag_problems)
+CHECKS = (key_problems, trainer_problems)

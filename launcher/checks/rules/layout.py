@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from launcher.checks.findings import Finding, check, error, warning
+from launcher.checks.findings import Check, Finding, check, error, warning
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import Stack, is_encoder_decoder, read_parallel_config, stacks_of
 from launcher.estimates.values import Values, count, divisors, full, listed
@@ -21,6 +21,7 @@ from slipway.arithmetic.layout import (
     shares_sequence,
 )
 
+EXPERTS = "model.num_moe_experts"
 # Sizes that tensor parallelism cuts into equal parts, with their names in messages.
 _DIVIDED = {
     "num_attention_heads": "attention heads",
@@ -83,12 +84,9 @@ def node_count_problems(values: Values, plan: Plan, check_id: str) -> Iterator[F
         )
 
 
-for _id, _tells in {
-    "layout.world": "tensor × pipeline × context divides nodes × GPUs",
-    "batch.global": "the global batch is a multiple of micro batch × data parallel",
-    "batch.interleaved": "virtual stages have micro batches in groups of the pipeline size",
-}.items():
-    check(_id, _tells)(partial(node_count_problems, check_id=_id))
+def node_count_check(check_id: str, tells: str) -> Check[...]:
+    """Return a check that looks at the plan's node count."""
+    return Check(check_id, tells, partial(node_count_problems, check_id=check_id))
 
 
 @check(
@@ -289,19 +287,62 @@ def split_rank_problems(values: Values, engine: str) -> Iterator[Finding]:
         yield error(keys.SPLIT_RANK, split, text, fix, also=(keys.PIPELINE,))
 
 
-@check("model.heads", "heads divide the hidden size, groups the heads")
-def width_problems(values: Values) -> Iterator[Finding]:
-    """Find a hidden size that heads do not divide, where `kv_channels` does not say how wide a head is."""
-    for stack in stacks_of(values):
-        heads_key, hidden_key = f"{stack.node}.num_attention_heads", f"{stack.node}.hidden_size"
-        if stack.kv_channels or not stack.hidden or not stack.heads:
-            continue
-        if stack.hidden % stack.heads:
-            valid = f"valid: {listed(divisors(stack.hidden))}"
-            fix = f"{valid}; or say how wide a head is: {full(stack.node)}.kv_channels"
-            text = f"does not divide hidden size {stack.hidden}"
-            yield error(heads_key, stack.heads, text, fix, also=(hidden_key,))
-        if stack.groups and stack.heads % stack.groups:
-            valid = f"valid: {listed(divisors(stack.heads))}"
-            text = f"does not divide {stack.heads} attention heads"
-            yield error(f"{stack.node}.num_query_groups", stack.groups, text, valid, also=(heads_key,))
+@check("layout.experts", "expert and expert tensor parallel divide the experts, and nodes × GPUs")
+def expert_layout_problems(values: Values, plan: Plan, engine: str) -> Iterator[Finding]:
+    """Find experts that cannot be shared out: they are whole on a rank, or cut by expert tensor parallel.
+
+    megatron/core/transformer/moe/moe_layer.py and experts.py.
+    """
+    expert, experts = values.whole(keys.EXPERT, 1), values.whole(EXPERTS)
+    if values.raw(EXPERTS) is not None:
+        if expert is not None and experts is not None and experts % expert:
+            valid = f"valid expert sizes: {listed(divisors(experts))}"
+            yield error(keys.EXPERT, expert, f"does not divide {experts} experts", valid, also=(EXPERTS,))
+        yield from _cut_experts(values)
+        if engine == "nemo":
+            yield from _layout_of_nemo(values, expert or 1)
+    elif expert is not None and expert > 1:
+        yield error(keys.EXPERT, expert, "the model has no experts", "1")
+    yield from node_count_problems(values, plan, "layout.experts")
+
+
+def _cut_experts(values: Values) -> Iterator[Finding]:
+    tensor = values.whole(keys.TENSOR, 1)
+    cut = values.whole(keys.EXPERT_TENSOR, tensor)
+    key = "model.moe_ffn_hidden_size"
+    if values.raw(key) is None:
+        key = "model.ffn_hidden_size"
+    width = values.whole(key)
+    if cut is not None and width is not None and width % cut:
+        named = keys.TENSOR if values.raw(keys.EXPERT_TENSOR) is None else keys.EXPERT_TENSOR
+        message = f"does not divide {width} hidden units of an expert ({full(key)})"
+        yield error(named, cut, message, f"valid expert tensor sizes: {listed(divisors(width))}", also=(key,))
+    if tensor is not None and tensor > 1 and not values.flag(keys.SEQUENCE):  # moe/moe_layer.py raises
+        message = f"experts with tensor {tensor} need sequence parallel"
+        valid = f"True, or {full(keys.TENSOR)}=1"
+        yield error(keys.SEQUENCE, values.raw(keys.SEQUENCE), message, valid, also=(keys.TENSOR,))
+
+
+def _layout_of_nemo(values: Values, expert: int) -> Iterator[Finding]:
+    """Find what NeMo 2.4 lacks (nlp_overrides.py, and what megatron_gpt_model.py raises)."""
+    cut, tensor = values.whole(keys.EXPERT_TENSOR), values.whole(keys.TENSOR, 1)
+    if cut is not None and tensor is not None and cut != tensor:
+        message = f"NeMo cuts experts by the tensor size, {tensor}"
+        valid = f"{tensor} or null; or engine=megatron_lm"
+        yield error(keys.EXPERT_TENSOR, cut, message, valid, also=(keys.TENSOR,))
+    if expert == 1:
+        return
+    if values.raw("model.megatron_amp_O2") is False:
+        message = f"NeMo supports expert parallel {expert} only with True here"
+        yield error("model.megatron_amp_O2", False, message, "True", also=(keys.EXPERT,))
+    if values.raw("model.optim.name") == "distributed_fused_adam":
+        message = f"NeMo has no expert parallel {expert} with Apex's optimizer"
+        valid = "mcore_distributed_optim"
+        yield error("model.optim.name", "distributed_fused_adam", message, valid, also=(keys.EXPERT,))
+
+
+CHECKS = (
+    node_count_check("layout.world", "tensor × pipeline × context divides nodes × GPUs"),
+    *(tensor_problems, layer_problems, virtual_problems, sequence_parallel_problems, context_problems),
+    *(split_rank_problems, expert_layout_problems),
+)

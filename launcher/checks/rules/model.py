@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, check, error, not_checked, warning
-from launcher.checks.rules.layout import node_count_problems
+from launcher.checks.rules.layout import EXPERTS
 from launcher.estimates import parallelism as keys
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.parallelism import CountedGpu, gpu_of, is_encoder_decoder, stacks_of
@@ -22,11 +22,10 @@ from launcher.estimates.training import (
     model_type_of,
     uncounted,
 )
-from launcher.estimates.values import Values, divisors, full, is_whole, listed
+from launcher.estimates.values import Values, divisors, full, gib, is_whole, listed
 from launcher.plan import Plan
 from slipway.arithmetic.gpus import GPUS
 
-_EXPERTS = "model.num_moe_experts"
 _TOPK = "model.moe_router_topk"
 _LAYERS = "model.moe_layer_freq"
 _GROUPED = "model.moe_grouped_gemm"
@@ -53,58 +52,22 @@ _PARTIAL = (
 )
 
 
-@check("layout.experts", "expert and expert tensor parallel divide the experts, and nodes × GPUs")
-def expert_layout_problems(values: Values, plan: Plan, engine: str) -> Iterator[Finding]:
-    """Find experts that cannot be shared out: they are whole on a rank, or cut by expert tensor parallel.
-
-    megatron/core/transformer/moe/moe_layer.py and experts.py.
-    """
-    expert, experts = values.whole(keys.EXPERT, 1), values.whole(_EXPERTS)
-    if values.raw(_EXPERTS) is not None:
-        if expert is not None and experts is not None and experts % expert:
-            valid = f"valid expert sizes: {listed(divisors(experts))}"
-            yield error(keys.EXPERT, expert, f"does not divide {experts} experts", valid, also=(_EXPERTS,))
-        yield from _cut_experts(values)
-        if engine == "nemo":
-            yield from _layout_of_nemo(values, expert or 1)
-    elif expert is not None and expert > 1:
-        yield error(keys.EXPERT, expert, "the model has no experts", "1")
-    yield from node_count_problems(values, plan, "layout.experts")
-
-
-def _cut_experts(values: Values) -> Iterator[Finding]:
-    tensor = values.whole(keys.TENSOR, 1)
-    cut = values.whole(keys.EXPERT_TENSOR, tensor)
-    key = "model.moe_ffn_hidden_size"
-    if values.raw(key) is None:
-        key = "model.ffn_hidden_size"
-    width = values.whole(key)
-    if cut is not None and width is not None and width % cut:
-        named = keys.TENSOR if values.raw(keys.EXPERT_TENSOR) is None else keys.EXPERT_TENSOR
-        message = f"does not divide {width} hidden units of an expert ({full(key)})"
-        yield error(named, cut, message, f"valid expert tensor sizes: {listed(divisors(width))}", also=(key,))
-    if tensor is not None and tensor > 1 and not values.flag(keys.SEQUENCE):  # moe/moe_layer.py raises
-        message = f"experts with tensor {tensor} need sequence parallel"
-        valid = f"True, or {full(keys.TENSOR)}=1"
-        yield error(keys.SEQUENCE, values.raw(keys.SEQUENCE), message, valid, also=(keys.TENSOR,))
-
-
-def _layout_of_nemo(values: Values, expert: int) -> Iterator[Finding]:
-    """Find what NeMo 2.4 lacks (nlp_overrides.py, and what megatron_gpt_model.py raises)."""
-    cut, tensor = values.whole(keys.EXPERT_TENSOR), values.whole(keys.TENSOR, 1)
-    if cut is not None and tensor is not None and cut != tensor:
-        message = f"NeMo cuts experts by the tensor size, {tensor}"
-        valid = f"{tensor} or null; or engine=megatron_lm"
-        yield error(keys.EXPERT_TENSOR, cut, message, valid, also=(keys.TENSOR,))
-    if expert == 1:
-        return
-    if values.raw("model.megatron_amp_O2") is False:
-        message = f"NeMo supports expert parallel {expert} only with True here"
-        yield error("model.megatron_amp_O2", False, message, "True", also=(keys.EXPERT,))
-    if values.raw("model.optim.name") == "distributed_fused_adam":
-        message = f"NeMo has no expert parallel {expert} with Apex's optimizer"
-        valid = "mcore_distributed_optim"
-        yield error("model.optim.name", "distributed_fused_adam", message, valid, also=(keys.EXPERT,))
+@check("model.heads", "heads divide the hidden size, groups the heads")
+def width_problems(values: Values) -> Iterator[Finding]:
+    """Find a hidden size that heads do not divide, where `kv_channels` does not say how wide a head is."""
+    for stack in stacks_of(values):
+        heads_key, hidden_key = f"{stack.node}.num_attention_heads", f"{stack.node}.hidden_size"
+        if stack.kv_channels or not stack.hidden or not stack.heads:
+            continue
+        if stack.hidden % stack.heads:
+            valid = f"valid: {listed(divisors(stack.hidden))}"
+            fix = f"{valid}; or say how wide a head is: {full(stack.node)}.kv_channels"
+            text = f"does not divide hidden size {stack.hidden}"
+            yield error(heads_key, stack.heads, text, fix, also=(hidden_key,))
+        if stack.groups and stack.heads % stack.groups:
+            valid = f"valid: {listed(divisors(stack.heads))}"
+            text = f"does not divide {stack.heads} attention heads"
+            yield error(f"{stack.node}.num_query_groups", stack.groups, text, valid, also=(heads_key,))
 
 
 @check(
@@ -113,17 +76,17 @@ def _layout_of_nemo(values: Values, expert: int) -> Iterator[Finding]:
 )
 def expert_problems(values: Values, engine: str) -> Iterator[Finding]:
     """Find what megatron/core/transformer/transformer_config.py and NeMo's layers do not take."""
-    experts = values.whole(_EXPERTS)
+    experts = values.whole(EXPERTS)
     if experts is None:
         return
     kind = model_type_of(values)
     if kind != "gpt":
         message = f"a model of the type {kind} has no experts"
-        yield error(_EXPERTS, experts, message, "null, or training.run.model_type=gpt")
+        yield error(EXPERTS, experts, message, "null, or training.run.model_type=gpt")
         return
     topk = values.whole(_TOPK, 2)
     if topk is not None and topk > experts:
-        yield error(_TOPK, topk, f"more than {full(_EXPERTS)}={experts}", f"1 to {experts}", (_EXPERTS,))
+        yield error(_TOPK, topk, f"more than {full(EXPERTS)}={experts}", f"1 to {experts}", (EXPERTS,))
     if not has_layer_flags(values, "moe_layer_freq", True):
         message = "expected a whole number N, for every N-th layer, or a list of a 0 or 1 for each layer"
         yield error(_LAYERS, values.raw(_LAYERS), message, also=("model.num_layers",))
@@ -138,7 +101,7 @@ def _groups(values: Values, experts: int) -> Iterator[Finding]:
     key, chosen_key = "model.moe_router_num_groups", "model.moe_router_group_topk"
     groups, chosen, valid = values.whole(key), values.whole(chosen_key), listed(divisors(experts))
     if groups is not None and experts % groups:
-        yield error(key, groups, f"does not divide {experts} experts", valid, (_EXPERTS,))
+        yield error(key, groups, f"does not divide {experts} experts", valid, (EXPERTS,))
     if chosen is not None and groups is None and values.raw(key) is None:
         yield error(
             key, None, f"{full(chosen_key)}={chosen} needs a number of groups here", valid, (chosen_key,)
@@ -326,7 +289,6 @@ def _modules(values: Values) -> Iterator[Finding]:
 
 # --- the memory of a GPU
 
-_GIB = 2**30
 _STATES = ("weights", "gradients", "optimizer")
 _FITS = "the model fits into the memory of a GPU"
 
@@ -392,12 +354,17 @@ def _compared(counted: CountedGpu, stage: StageMemory, stages: int, margin: floa
     where = f"pipeline stage {stage.stage} of {stages} (from 0) needs" if stages > 1 else "a GPU needs"
     parts = {name: getattr(stage, name) for name in (*_STATES, "activations", "logits")}
     largest = sorted(parts.items(), key=lambda part: -part[1])
-    shares = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in largest if size >= _GIB / 20)
-    gpu, over = counted.gpu, (stage.total - counted.gpu.memory) / _GIB
-    room = f"{gpu.name} has {gpu.memory / _GIB:.1f} GiB ({counted.source})"
+    shares = ", ".join(f"{name} {gib(size)}" for name, size in largest if size >= 2**30 / 20)
+    gpu, over = counted.gpu, stage.total - counted.gpu.memory
+    room = f"{gpu.name} has {gib(gpu.memory)} GiB ({counted.source})"
     if counted.is_assumed:
-        room = f"{gpu.name} (assumed; cluster.gpu=... names another) has {gpu.memory / _GIB:.1f} GiB"
-    left = f"only {-over:.1f} GiB are left for CUDA, NCCL and fragments, less than the margin of {margin:.0%}"
-    if over > 0:
-        left = f"{over:.1f} GiB too little"
-    return f"{where} {stage.total / _GIB:.1f} GiB ({shares}); {room}: {left}"
+        room = f"{gpu.name} (assumed; cluster.gpu=... names another) has {gib(gpu.memory)} GiB"
+    left = f"{gib(over)} GiB too little"
+    if over <= 0:
+        of_margin = f"less than the margin of {margin:.0%}"
+        left = f"only {gib(-over)} GiB are left for CUDA, NCCL and fragments, {of_margin}"
+    return f"{where} {gib(stage.total)} GiB ({shares}); {room}: {left}"
+
+
+MEMORY = (memory_problems,)
+CHECKS = (width_problems, expert_problems, attention_problems, sequence_problems, recompute_problems)

@@ -1,30 +1,21 @@
-"""The resources of a job: its GPUs, a range of nodes, the ranks that are profiled."""
+"""The resources of a job: its GPUs."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
-from itertools import chain
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, check, error, warning
-from launcher.checks.rules.layout import problems_at
-from launcher.checks.rules.training import rampup_problems_at
-from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import DEVICES, NODES, CountedGpu, gpu_of, read_parallel_config
+from launcher.estimates.parallelism import DEVICES, CountedGpu, gpu_of
 from launcher.estimates.training import precision_of
-from launcher.estimates.values import Values, count, full, listed
+from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan, Resources
-from slipway.arithmetic.layout import ParallelConfig
 
 GPUS = "layout.gpus"
 _GRES = re.compile(r"gpu(?::[\w.-]+)?:(\d+)")
-_PER_TASK = "cluster.gpus_per_task"
-
+PER_TASK = "cluster.gpus_per_task"
 ELASTIC_NODES = "resilience.nodes"
-# A batch that is larger than this many of the given one is no way out.
-_MOST_TIMES = 16
 _FP8_RECIPE = "model.fp8_recipe"
 # Transformer Engine: scales of blocks are new in Hopper, MXFP8 in Blackwell (common/recipe/__init__.py).
 _CAPABILITIES = {"blockwise": (9, 0), "mxfp8": (10, 0)}
@@ -47,18 +38,6 @@ def gpu_problems(values: Values, plan: Plan, facts: Facts) -> Iterator[Finding]:
         yield from _per_node(resources)
 
 
-@check("job.python", "the job's supervisor has a Python, 3.6.2 or newer", "supervisor_python")
-def python_problems(plan: Plan, supervisor_python: str) -> Iterator[Finding]:
-    """Check that the supervisor of a job has its Python, on this machine or on nodes that are like it."""
-    key, scheduler = "cluster.scheduler", plan.scheduler
-    if supervisor_python and scheduler == "local":
-        fix = "install Python 3.6.2 or newer as /usr/bin/python3"
-        yield error(key, scheduler, f"{supervisor_python}: the job would end at once", fix)
-    elif supervisor_python:
-        text = f"{supervisor_python}; on nodes that are like it the job would end at once"
-        yield warning(key, scheduler, text, "ask the nodes: slipway doctor --nodes")
-
-
 def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
     if counted.is_unclear:
         message = f"{counted.source.removeprefix('assumed: ')}; the estimates assume {counted.gpu.name}"
@@ -66,7 +45,7 @@ def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
         yield warning("cluster.gpu", None, message, fix)
     key, number = "cluster.gpus_per_node", resources.gpus_per_node
     if resources.gpus_per_task is not None:
-        key, number = _PER_TASK, resources.gpus_per_task
+        key, number = PER_TASK, resources.gpus_per_task
     if resources.gpu_type is not None and resources.gres is None and number is not None:
         message = f"the job asks with {key}={number}, of any type"
         fix = "cluster.gpu_request=gres"
@@ -112,16 +91,16 @@ def _per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
     """Find GPUs requested by the task that a node does not have, or a task does not use."""
     devices = full(DEVICES)
     if each == 0:
-        yield error(_PER_TASK, each, "tasks without a GPU", f"{_PER_TASK}=1")
+        yield error(PER_TASK, each, "tasks without a GPU", f"{PER_TASK}=1")
     elif node is not None and tasks * each > node:
         message = f"{count(tasks, 'task')} per node ({devices}) need {tasks * each} GPUs; the node has {node}"
-        ways = [f"{_PER_TASK}=1"] * (each > 1) + [f"{devices}={node}"] * (0 < node < tasks)
-        yield error(_PER_TASK, each, message, " and ".join(ways) or None, (DEVICES,))
+        ways = [f"{PER_TASK}=1"] * (each > 1) + [f"{devices}={node}"] * (0 < node < tasks)
+        yield error(PER_TASK, each, message, " and ".join(ways) or None, (DEVICES,))
     elif each > 1:
         message = f"a task uses one GPU: {count(tasks * (each - 1), 'GPU')} of each node would be idle"
-        yield warning(_PER_TASK, each, message, f"{_PER_TASK}=1")
+        yield warning(PER_TASK, each, message, f"{PER_TASK}=1")
     elif node is not None and tasks < node:
-        yield _idle(_PER_TASK, each, tasks, node)
+        yield _idle(PER_TASK, each, tasks, node)
 
 
 def _per_node(resources: Resources) -> Iterator[Finding]:
@@ -140,73 +119,4 @@ def _idle(key: str, value: object, tasks: int, node: int) -> Finding:
     return warning(key, value, message, f"{full(DEVICES)}={node}", (DEVICES,))
 
 
-@check("elastic.counts", "every number of nodes of a range fits the layout and the batch")
-def count_problems(plan: Plan) -> Iterator[Finding]:
-    """Find the first number of nodes of a range that does not fit, and name those that do."""
-    values, counts = Values(plan.job.config or {}), plan.job.resources.node_counts
-    shape = read_parallel_config(values)
-    if shape is None or not plan.job.resources.is_elastic:
-        return
-    wrong = {nodes: finding for nodes in counts if (finding := _problem(values, shape, nodes)) is not None}
-    if not wrong:
-        return
-    nodes, first = next(iter(wrong.items()))
-    message = f"with {count(nodes, 'node')}, which Slurm may give it, {first.message}"
-    ways = _ways_out(values, shape, counts, [nodes for nodes in counts if nodes not in wrong])
-    also = [key for key in (first.key, *first.also) if key and key != full(keys.NODES)]
-    yield error(ELASTIC_NODES, {"min": counts[0], "max": counts[-1]}, message, "\n".join(ways), also)
-
-
-@check("elastic.gpus", "GPUs are not asked for by task where the number of tasks is not known")
-def request_problems(plan: Plan) -> Iterator[Finding]:
-    """Find what Slurm 22.05 refuses: "--gpus-per-task used without either --gpus or -n/--ntasks"."""
-    resources = plan.job.resources
-    if resources.is_elastic and resources.gpus_per_task is not None:
-        message = (
-            f"sbatch takes it for a fixed number of tasks only, and with {ELASTIC_NODES} it is not fixed"
-        )
-        tasks = resources.gpus_per_task * resources.tasks_per_node
-        fix = f"{_PER_TASK}=null cluster.gpus_per_node={tasks}"
-        yield error(_PER_TASK, resources.gpus_per_task, message, fix, (ELASTIC_NODES,))
-
-
-def _problem(values: Values, shape: ParallelConfig, nodes: int) -> Finding | None:
-    return next(chain(problems_at(shape, nodes), rampup_problems_at(values, shape, nodes)), None)
-
-
-def _ways_out(values: Values, shape: ParallelConfig, counts: range, good: list[int]) -> Iterator[str]:
-    yield f"counts of {counts[0]}-{counts[-1]} that fit: {listed(good) if good else 'none'}"
-    longest = _longest(good)
-    if len(longest) > 1:
-        # Quoted: a shell would take such braces apart.
-        yield f"'{ELASTIC_NODES}={{min: {longest[0]}, max: {longest[-1]}}}'"
-    elif good:
-        yield f"{ELASTIC_NODES}=null {full(keys.NODES)}={good[-1]}"
-    # The least global batch, from the given one on, that can be divided at every count.
-    if any(nodes * shape.devices % shape.model for nodes in counts):
-        return
-    step = math.lcm(*(shape.rampup_multiple(nodes) for nodes in counts))
-    batch = -(-shape.batch // step) * step
-    is_near = batch <= _MOST_TIMES * shape.batch
-    if is_near and not any(_problem(values, shape._replace(batch=batch), nodes) for nodes in counts):
-        yield f"{full(keys.GLOBAL)}={batch}, which fits every count"
-
-
-def _longest(good: list[int]) -> range:
-    """Return the longest range without a gap, of several the one with more nodes."""
-    best, start = range(0), 0
-    for index, nodes in enumerate(good):
-        if index and nodes != good[index - 1] + 1:
-            start = index
-        if index - start + 1 >= len(best):
-            best = range(good[start], nodes + 1)
-    return best
-
-
-@check("profile.ranks", "profiled ranks are there")
-def rank_problems(plan: Plan) -> Iterator[Finding]:
-    ranks, tasks = plan.job.profile.ranks if plan.job.profile is not None else (), plan.job.resources.tasks
-    beyond = [rank for rank in ranks if rank >= tasks]
-    if beyond:
-        message = f"there is no rank {beyond[0]} among {count(tasks, 'task')}"
-        yield error("model.nsys_profile.ranks", list(ranks), message, f"ranks 0 to {tasks - 1}", (NODES,))
+CHECKS = (gpu_problems,)

@@ -1,4 +1,4 @@
-"""The run that a launch belongs to: its earlier training, its time limit, and what keeps its chain going."""
+"""The run that a launch belongs to: its supervisor, its earlier training, its time limit and its chain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.estimates.parallelism import NODES, PIPELINE, TENSOR, VIRTUAL
 from launcher.estimates.training import model_size
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan
-from launcher.slurm.notations import TIME_FORMS, format_days, margin_of, parse_time_limit
+from launcher.slurm.notations import TIME_FORMS, format_days, limit_seconds, margin_of, parse_time_limit
 
 _RUN = "training.run.name"
 _ACCEPT = "training.resume.accept_data"
@@ -26,6 +26,18 @@ _ELSEWHERE = (
     f"to start a separate run: {_RUN}=..., or unique_output_dir=true\n"
     "to continue this run: restore the previous values"
 )
+
+
+@check("job.python", "the job's supervisor has a Python, 3.6.2 or newer", "supervisor_python")
+def python_problems(plan: Plan, supervisor_python: str) -> Iterator[Finding]:
+    """Check that the supervisor of a job has its Python, on this machine or on nodes that are like it."""
+    key, scheduler = "cluster.scheduler", plan.scheduler
+    if supervisor_python and scheduler == "local":
+        fix = "install Python 3.6.2 or newer as /usr/bin/python3"
+        yield error(key, scheduler, f"{supervisor_python}: the job would end at once", fix)
+    elif supervisor_python:
+        text = f"{supervisor_python}; on nodes that are like it the job would end at once"
+        yield warning(key, scheduler, text, "ask the nodes: slipway doctor --nodes")
 
 
 @check(
@@ -161,15 +173,6 @@ def limit_key(plan: Plan) -> str:
     return f"{plan.job.stage}.run.time_limit"
 
 
-def _limit_seconds(plan: Plan) -> int | None:
-    """Return the time limit; None for no limit, and for one that `time.limit` reports."""
-    limit = plan.job.resources.time_limit
-    try:
-        return parse_time_limit(limit) if limit is not None else None
-    except ValueError:
-        return None
-
-
 @check("time.limit", "the time limit is in one of Slurm's forms")
 def limit_problems(plan: Plan) -> Iterator[Finding]:
     limit = plan.job.resources.time_limit
@@ -192,7 +195,7 @@ def max_time_problems(values: Values, plan: Plan) -> Iterator[Finding]:
     for name in (name for name in written if name not in times):
         expected = "days:hours:minutes:seconds in quotes, such as '00:03:30:00'"
         yield error(_as_written(values, name), written[name], f"expected {expected}")
-    ends, key = _limit_seconds(plan), limit_key(plan)
+    ends, key = limit_seconds(plan.job.resources.time_limit), limit_key(plan)
     if not times or ends is None or min(times.values()) < ends:
         return
     first, limit = min(times, key=lambda name: times[name]), plan.job.resources.time_limit
@@ -290,7 +293,7 @@ def resume_problems(values: Values, plan: Plan) -> Iterator[Finding]:
 @check("time.save", "jobs are told to save before they end, and not as soon as they begin")
 def save_problems(plan: Plan) -> Iterator[Finding]:
     key, value = limit_key(plan), plan.job.resources.time_limit
-    limit, signal = _limit_seconds(plan), plan.job.queue.signal
+    limit, signal = limit_seconds(plan.job.resources.time_limit), plan.job.queue.signal
     match = _SIGNAL.fullmatch(signal or "")
     if match and limit is not None and int(match[1]) >= limit:
         text = f"not less than the time limit, {value}: the job would be told to save as soon as it begins"
@@ -303,3 +306,10 @@ def save_problems(plan: Plan) -> Iterator[Finding]:
     if plan.job.chain.links > 1 and limit is None and signal is None:
         text = "without a limit of its own no job of the chain is told to save before the partition's limit"
         yield warning(key, value, text, f"{key}=1-00:00:00, or {_SAVE}=300", also=(_LINKS,))
+
+
+TIMES = (
+    *(limit_problems, max_time_problems, length_problems, save_problems),
+    *(requeue_problems, dependency_problems, resume_problems),
+)
+CHECKS = (python_problems, singleton_problems, training_problems, shard_problems, data_problems)

@@ -1,17 +1,23 @@
-"""The training: its batches, its schedule and the names of its data."""
+"""The training: its batches on one number of nodes or all of a range, its schedule, the names of its data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from launcher.checks.findings import Finding, check, error, warning
+from launcher.checks.rules.layout import node_count_check, problems_at
+from launcher.checks.rules.resources import ELASTIC_NODES, PER_TASK
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import RAMPUP, read_parallel_config
-from launcher.estimates.values import Values, full, is_number, is_whole
+from launcher.estimates.parallelism import NODES, RAMPUP, read_parallel_config
+from launcher.estimates.values import Values, count, full, is_number, is_whole, listed
 from launcher.plan import Plan
 from slipway.arithmetic.layout import ParallelConfig, is_rampup
 
+# A batch that is larger than this many of the given one is no way out.
+_MOST_TIMES = 16
 _MAX_STEPS = "trainer.max_steps"
 _SCHED = "model.optim.sched"
 _WARMUP = f"{_SCHED}.warmup_steps"
@@ -28,12 +34,11 @@ _SPLITS = ("train", "validation", "test")
 
 
 @check("batch.rampup", "a growing batch can be divided all the way")
-def rampup_problems(values: Values, plan: Plan) -> Iterable[Finding]:
+def rampup_problems(values: Values, plan: Plan) -> Iterator[Finding]:
     """Find a growing batch that cannot be divided; `elastic` asks of every count of a range."""
     parallel = read_parallel_config(values)
-    if parallel is None or plan.job.resources.is_elastic:
-        return ()
-    return rampup_problems_at(values, parallel, plan.job.resources.nodes)
+    if parallel is not None and not plan.job.resources.is_elastic:
+        yield from rampup_problems_at(values, parallel, plan.job.resources.nodes)
 
 
 def rampup_problems_at(values: Values, shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
@@ -75,6 +80,69 @@ def _rampup_fix(batch: int, step: int) -> str:
     return f"null, or a first batch and an increment that are multiples of {step}, such as {step}"
 
 
+@check("elastic.counts", "every number of nodes of a range fits the layout and the batch")
+def count_problems(plan: Plan) -> Iterator[Finding]:
+    """Find the first number of nodes of a range that does not fit, and name those that do."""
+    values, counts = Values(plan.job.config or {}), plan.job.resources.node_counts
+    shape = read_parallel_config(values)
+    if shape is None or not plan.job.resources.is_elastic:
+        return
+    wrong = {nodes: finding for nodes in counts if (finding := _problem(values, shape, nodes)) is not None}
+    if not wrong:
+        return
+    nodes, first = next(iter(wrong.items()))
+    message = f"with {count(nodes, 'node')}, which Slurm may give it, {first.message}"
+    ways = _ways_out(values, shape, counts, [nodes for nodes in counts if nodes not in wrong])
+    also = [key for key in (first.key, *first.also) if key and key != full(keys.NODES)]
+    yield error(ELASTIC_NODES, {"min": counts[0], "max": counts[-1]}, message, "\n".join(ways), also)
+
+
+@check("elastic.gpus", "GPUs are not asked for by task where the number of tasks is not known")
+def request_problems(plan: Plan) -> Iterator[Finding]:
+    """Find what Slurm 22.05 refuses: "--gpus-per-task used without either --gpus or -n/--ntasks"."""
+    resources = plan.job.resources
+    if resources.is_elastic and resources.gpus_per_task is not None:
+        message = (
+            f"sbatch takes it for a fixed number of tasks only, and with {ELASTIC_NODES} it is not fixed"
+        )
+        tasks = resources.gpus_per_task * resources.tasks_per_node
+        fix = f"{PER_TASK}=null cluster.gpus_per_node={tasks}"
+        yield error(PER_TASK, resources.gpus_per_task, message, fix, (ELASTIC_NODES,))
+
+
+def _problem(values: Values, shape: ParallelConfig, nodes: int) -> Finding | None:
+    return next(chain(problems_at(shape, nodes), rampup_problems_at(values, shape, nodes)), None)
+
+
+def _ways_out(values: Values, shape: ParallelConfig, counts: range, good: list[int]) -> Iterator[str]:
+    yield f"counts of {counts[0]}-{counts[-1]} that fit: {listed(good) if good else 'none'}"
+    longest = _longest(good)
+    if len(longest) > 1:
+        # Quoted: a shell would take such braces apart.
+        yield f"'{ELASTIC_NODES}={{min: {longest[0]}, max: {longest[-1]}}}'"
+    elif good:
+        yield f"{ELASTIC_NODES}=null {full(keys.NODES)}={good[-1]}"
+    # The least global batch, from the given one on, that can be divided at every count.
+    if any(nodes * shape.devices % shape.model for nodes in counts):
+        return
+    step = math.lcm(*(shape.rampup_multiple(nodes) for nodes in counts))
+    batch = -(-shape.batch // step) * step
+    is_near = batch <= _MOST_TIMES * shape.batch
+    if is_near and not any(_problem(values, shape._replace(batch=batch), nodes) for nodes in counts):
+        yield f"{full(keys.GLOBAL)}={batch}, which fits every count"
+
+
+def _longest(good: list[int]) -> range:
+    """Return the longest range without a gap, of several the one with more nodes."""
+    best, start = range(0), 0
+    for index, nodes in enumerate(good):
+        if index and nodes != good[index - 1] + 1:
+            start = index
+        if index - start + 1 >= len(best):
+            best = range(good[start], nodes + 1)
+    return best
+
+
 @check("batch.accumulation", "gradients are accumulated once")
 def accumulation_problems(values: Values) -> Iterator[Finding]:
     """Find accumulated batches: NeMo accumulates itself (megatron_gpt_model.py, _validate_trainer)."""
@@ -83,6 +151,9 @@ def accumulation_problems(values: Values) -> Iterator[Finding]:
     if is_whole(value) and value > 1:
         text = "the micro batches of a global batch are accumulated already"
         yield error(key, value, text, f"1, and a larger {full(keys.GLOBAL)}")
+
+
+# --- the schedule, the data and the profile
 
 
 @check("schedule.warmup", "the learning rate has steps to decay in")
@@ -199,3 +270,20 @@ def weight_of(item: Any) -> float | None:
         return float(item)
     except (TypeError, ValueError):
         return None
+
+
+@check("profile.ranks", "profiled ranks are there")
+def rank_problems(plan: Plan) -> Iterator[Finding]:
+    ranks, tasks = plan.job.profile.ranks if plan.job.profile is not None else (), plan.job.resources.tasks
+    beyond = [rank for rank in ranks if rank >= tasks]
+    if beyond:
+        message = f"there is no rank {beyond[0]} among {count(tasks, 'task')}"
+        yield error("model.nsys_profile.ranks", list(ranks), message, f"ranks 0 to {tasks - 1}", (NODES,))
+
+
+BATCHES = (
+    node_count_check("batch.global", "the global batch is a multiple of micro batch × data parallel"),
+    node_count_check("batch.interleaved", "virtual stages have micro batches in groups of the pipeline size"),
+    *(rampup_problems, count_problems, request_problems, accumulation_problems),
+)
+CHECKS = (prefix_problems, rank_problems, warmup_problems, rate_problems, validation_problems)
