@@ -117,8 +117,6 @@ def measure(points: Sequence[Point]) -> dict[str, float]:
         costs["scripts"].append(milliseconds(scripts, compositions))
         costs["hydra"].append(milliseconds(hydra_alone, part[:slow]))
         costs["compose"].append(milliseconds(lambda p: compose([*BASE, *p]), part[:slow]))
-    if sweep.alone:
-        print(f"{sweep.alone} of {len(points)} points were left to `compose`", file=sys.stderr)
     return {way: statistics.median(parts) for way, parts in costs.items()}
 
 

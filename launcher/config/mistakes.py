@@ -1,20 +1,19 @@
-"""Hydra's errors about the user's overrides, made helpful. Imported only after a mistake."""
+"""Mistakes in overrides and files of the tree, explained. Imported only after a mistake."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
-from hydra.errors import OverrideParseException as ParseError
+from hydra.core.override_parser.types import ValueType
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from launcher.config.overrides import (
     GROUPS,
@@ -24,16 +23,15 @@ from launcher.config.overrides import (
     choice_hint,
     for_shell,
     hydra_value,
-    keys_for_hydra,
     nearest_choice,
     options_of,
     parse_override,
 )
 from launcher.config.secrets import NEMO_NODES, Placeholder, placeholder_in
 from launcher.config.sources import locate_text
-from launcher.config.tree_composer import HydraTree, NeedsFullCompose, tree_composer
-from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
-from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest
+from launcher.config.tree_composer import Fault, MissingValue, NotApplied, TreeComposer
+from launcher.config.tree_mistakes import explain_value, mistakes_of_root
+from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest, setting_error
 from launcher.slurm.sbatch_options import key_hint
 
 _OPEN = ("image.versions",)  # what a template of the user's own may build
@@ -52,9 +50,13 @@ class Attempt:
     """A composition that failed; `check` composes other overrides, and holds them against the schema."""
 
     overrides: Sequence[str]
-    roots: Sequence[Path]
+    trees: TreeComposer
     check: Callable[[Sequence[str]], object]
-    primary: str = MAIN
+
+    @property
+    def is_launch(self) -> bool:
+        """Whether the root file of a launch is composed."""
+        return self.trees.primary == MAIN
 
     @cached_property
     def tree(self) -> DictConfig | None:
@@ -62,19 +64,14 @@ class Attempt:
         parsed = map(parse_override, self.overrides)
         choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
         try:
-            if self.primary == MAIN:
-                with suppress(NeedsFullCompose):
-                    return tree_composer(tuple(self.roots)).compose(choices).tree
-            return HydraTree(choices, self.roots, self.primary).tree
-        except (HydraException, OmegaConfBaseException, UserError):
+            return self.trees.compose_again(choices).tree
+        except (HydraException, OmegaConfBaseException, UserError, NotApplied):
             return None
 
     @cached_property
     def keys(self) -> list[str]:
         """All keys of the tree, each with its parents."""
-        if self.tree is None:
-            return []
-        plain = OmegaConf.to_container(self.tree, resolve=False)
+        plain = {} if self.tree is None else OmegaConf.to_container(self.tree, resolve=False)
         return list(_keys_of(plain)) if isinstance(plain, dict) else []
 
     def override_of(self, key: str) -> str:
@@ -83,12 +80,7 @@ class Attempt:
 
     def no_choice(self, group: str, choice: str) -> NoSuchChoice:
         """Return the error about a choice that its group does not have, with those that it has."""
-        return NoSuchChoice(group, choice, choice_hint(choice, options_of(group, self.roots)))
-
-    def as_written(self, typed: str) -> str:
-        """Return the override that became `typed` for Hydra: text is quoted on the way."""
-        written = (text for text in self.overrides if keys_for_hydra([parse_override(text)]) == [typed])
-        return next(written, typed)
+        return NoSuchChoice(group, choice, choice_hint(choice, options_of(group, self.trees.roots)))
 
 
 def _keys_of(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
@@ -101,28 +93,28 @@ def _keys_of(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
 def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
     """Say what all mistakes of a command line are; ``None`` if there was none, but a mistake of ours.
 
-    Hydra stops at the first override that it cannot apply. The composition is tried again without it, for as
-    long as there are others.
+    The composition is tried again without the overrides that are wrong, for as long as there are others.
     """
-    first = last = explain(error, attempt)
-    if first is None or last is None:
-        return None
-    mistakes, left = list(first.mistakes), list(attempt.overrides)
+    mistakes: list[UserError] = []
+    left = list(attempt.overrides)
     for _ in range(_MOST_TRIED):
-        if (rest := _without_fault(last, left, attempt)) == left:
-            break
-        left = rest
+        rest = replace(attempt, overrides=left)
         try:
             attempt.check(left)
-            break
+            last = None if mistakes else explain(error, rest)
         except Exception as another:
-            last = explain(another, replace(attempt, overrides=left))
+            last = explain(another, rest)
         if last is None:
             break
         # A value that was taken away is not missing, and one that was put in its place is not the user's.
         ours = {mistake.key for mistake in mistakes}
         mistakes += [mistake for mistake in last.mistakes if mistake.key not in ours]
-    return first if len(mistakes) == len(first.mistakes) else Mistakes(_in_order(mistakes, attempt.overrides))
+        if (remaining := _without_fault(last, left, attempt)) == left:
+            break
+        left = remaining
+    if len(mistakes) < 2:
+        return next(iter(mistakes), None)
+    return Mistakes(_in_order(mistakes, attempt.overrides))
 
 
 def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt) -> list[str]:
@@ -136,7 +128,7 @@ def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt)
         if not any(_sets(item, key) for key in keys):
             rest.append(text)
         elif item.key in GROUPS and item.value is not None:
-            near = nearest_choice(item.value, options_of(item.key, attempt.roots))
+            near = nearest_choice(item.value, options_of(item.key, attempt.trees.roots))
             rest += [f"{item.key}={near}"] if near and near != item.value else []
     return [*rest, *(f"++{item.key}=0" for item in error.mistakes if isinstance(item, MissingValue))]
 
@@ -158,28 +150,45 @@ def _in_order(mistakes: Sequence[UserError], overrides: Sequence[str]) -> list[U
 
 def explain(error: Exception, attempt: Attempt) -> UserError | None:
     """Say what the user's mistake was; ``None`` if it was not one, but a mistake of ours."""
-    of_root = mistakes_of_root(attempt.roots) if attempt.primary == MAIN else []
+    of_root = mistakes_of_root(attempt.trees.roots) if attempt.is_launch else []
     if of_root:
         return Mistakes(of_root)
     if isinstance(error, NoSuchChoice):
         return attempt.no_choice(error.group, error.choice)
-    if isinstance(error, UserError):
-        return error
+    if isinstance(error, NotApplied):
+        mistakes = [mistake for fault in error.faults for mistake in _fault(fault, attempt).mistakes]
+        return Mistakes(list({mistake.key: mistake for mistake in mistakes}.values()))
     if isinstance(error, MissingConfigException):
         return _missing_file(error, attempt)
-    broken = broken_trees(error, attempt.overrides, attempt.roots, attempt.primary)
-    if broken is not None:
-        return broken
-    if isinstance(error, ParseError):
-        return _not_parsed(attempt.as_written(error.override))
-    if isinstance(error, ConfigCompositionException) and isinstance(error.__cause__, OmegaConfBaseException):
-        return _composition(error, attempt) or explain_value(error.__cause__, attempt.keys)
+    if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
+        return explain_value(error.__cause__, attempt.keys)
     if isinstance(error, OmegaConfBaseException):
         return explain_value(error, attempt.keys)
-    if isinstance(error, HydraException):
+    if isinstance(error, HydraException | yaml.YAMLError):
         first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return _composition(error, attempt) or UserError(escape(first), hint=" ".join(rest[:2]) or None)
-    return None
+        return UserError(escape(first), hint=" ".join(rest[:2]) or None)
+    return error if isinstance(error, UserError) else None
+
+
+def _fault(fault: Fault, attempt: Attempt) -> UserError:
+    """Explain why an override cannot be applied."""
+    text, override = fault.text, fault.parsed
+    if override is None:
+        return _not_parsed(text)
+    key, value = override.key_or_group, parse_override(text).value or ""
+    if override.is_sweep_override():
+        if key in GROUPS:
+            return attempt.no_choice(key, value)
+        if override.value_type != ValueType.SIMPLE_CHOICE_SWEEP:
+            return setting_error(f"{escape(text)}: sweeps are not supported: one launch has one value")
+        hint = f"a list: {for_shell(f'{key}=[{value}]')}\n{_quoted(key, value)}"
+        return setting_error(f"{escape(text)}: several values for one key", hint)
+    if override.is_delete():
+        return _not_deleted(text, key, attempt)
+    if isinstance(fault.error, ConfigKeyError | ConfigAttributeError):
+        return _unknown_key(key, attempt)
+    assert isinstance(fault.error, OmegaConfBaseException)
+    return explain_value(fault.error, attempt.keys)
 
 
 def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
@@ -191,11 +200,11 @@ def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
     choice = name.removeprefix(f"{group}/")
     if is_requested or parent is None or parent[1] == "config" or group == name:
         return attempt.no_choice(group, choice)
-    options = options_of(group, attempt.roots)
+    options = options_of(group, attempt.trees.roots)
     near = nearest_choice(choice, options) or ""
     return UserError(
         f"{escape(name)}: there is no such file to build on",
-        source=locate_text(parent[1], name.rpartition("/")[2], attempt.roots),
+        source=locate_text(parent[1], name.rpartition("/")[2], attempt.trees.roots),
         # A family's file is built on by its whole path.
         hint=f"did you mean '/{group}/{near}@_here_'?" if "/" in near else choice_hint(choice, options),
     )
@@ -227,16 +236,6 @@ def _not_parsed(text: str) -> UserError:
 def _quoted(key: str, value: str) -> str:
     text = value.strip("'\"") if value.startswith(("'", '"')) else value
     return f"if it is text, quote it twice: {for_shell(f'{key}={hydra_value(text)}')}"
-
-
-def _composition(error: Exception, attempt: Attempt) -> UserError | None:
-    """Explain an error of applying overrides, by the beginning of Hydra's message."""
-    message = str(error)
-    for pattern, handler in _TOLD:
-        match = re.match(pattern, message, re.DOTALL)
-        if match:
-            return handler(match[1], attempt)
-    return None
 
 
 def _unknown_key(key: str, attempt: Attempt) -> UserError:
@@ -276,7 +275,7 @@ def _no_such_key(start: str, key: str, attempt: Attempt) -> UserError:
         # As NeMo's documentation and the notes of a stage name it.
         if f"training.{key}" in attempt.keys:
             hint = f"did you mean 'training.{key}'?"
-        if key.startswith("image.") and attempt.primary == MAIN:
+        if key.startswith("image.") and attempt.is_launch:
             hint = f"keys of a recipe go to `slipway image build NAME {escape(attempt.override_of(key))}`"
         return UserError(start, key=key, hint=hint)
     return UserError(start, key=key, hint=_near_keys(parent, name, [str(child) for child in node], attempt))
@@ -297,41 +296,11 @@ def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -
     return hint
 
 
-def _nothing_to_delete(key: str, attempt: Attempt) -> UserError:
+def _not_deleted(text: str, key: str, attempt: Attempt) -> UserError:
+    if "=" in text and attempt.tree is not None and OmegaConf.select(attempt.tree, key) is not None:
+        drop = f"to drop the key whatever its value: ~{key}"
+        return UserError(f"{escape(text)}: the key has another value", key=key, hint=drop)
     if key in attempt.keys:
         return UserError(f"~{escape(key)}: it is null already", key=key, hint="there is nothing to drop")
     hint = did_you_mean(key, nearest(key, attempt.keys, _MOST_NEAR))
     return UserError(f"~{escape(key)}: there is no such key", key=key, hint=hint)
-
-
-def _several_values(text: str, attempt: Attempt) -> UserError:
-    override = parse_override(text)
-    if override.key in GROUPS:
-        return attempt.no_choice(override.key, override.value or "")
-    value = override.value or ""
-    return UserError(
-        f"{escape(text)}: several values for one key",
-        key=override.key,
-        hint=f"a list: {for_shell(f'{override.key}=[{value}]')}\n{_quoted(override.key, value)}",
-    )
-
-
-def _sweep(text: str, attempt: Attempt) -> UserError:
-    key = parse_override(text).key
-    return UserError(f"{escape(text)}: sweeps are not supported: one launch has one value", key=key)
-
-
-def _deleted_with_another_value(key: str, attempt: Attempt) -> UserError:
-    text = attempt.override_of(key)
-    hint = f"to drop the key whatever its value: ~{key}"
-    return UserError(f"{escape(text)}: the key has another value", key=key, hint=hint)
-
-
-_TOLD: tuple[tuple[str, Callable[[str, Attempt], UserError]], ...] = (
-    (r"Could not override '([^']*)'", _unknown_key),
-    (r"Could not delete '([^']*)'\. No match", _nothing_to_delete),
-    (r"Could not delete from config\. '([^']*)' does not exist", _nothing_to_delete),
-    (r"Could not delete from config\. The value of '([^']*)'", _deleted_with_another_value),
-    (r"Ambiguous value for argument '(.*)'\n1\.", _several_values),
-    (r"Sweep parameters '(.*)' requires", _sweep),
-)

@@ -3,86 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
-from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from launcher.config.overrides import GROUPS, MAIN, parse_override
+from launcher.config.overrides import GROUPS, MAIN
 from launcher.config.schema import ClusterConfig, RunConfig
-from launcher.config.sources import LOST, files_of, relative
-from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest
+from launcher.config.tree_composer import MissingValue
+from launcher.errors import UserError, did_you_mean, escape, nearest
+from launcher.runs.paths import display_path
 
-_MAPPING = "a file of the tree holds KEY: VALUE lines"
 _RESOLVERS = ("divide_ceil", "divide_floor", "max_time", "multiply", "oc.decode", "oc.env", "oc.select")
-
-
-def broken_trees(
-    error: Exception, overrides: Sequence[str], roots: Sequence[Path], primary: str
-) -> UserError | None:
-    """Return mistakes of files that cannot be read, if that is the error's cause.
-
-    A file that no group of ours names is not looked at unless reading went wrong: it may be anything.
-    """
-    if isinstance(error, RecursionError):
-        return _circle(error, overrides)
-    parsed = [parse_override(text) for text in overrides]
-    try:
-        return _mistakes_in(file.path for file in files_of(parsed, roots, primary) if not file.is_mapping)
-    except LOST:
-        chosen = [f"{item.key}/{item.value}" for item in parsed if item.is_choice]
-        files = [root / f"{name}.yaml" for name in (primary, *chosen) for root in roots]
-        every = (path for root in roots for path in sorted(root.rglob("*.yaml")))
-        return _mistakes_in(path for path in files if path.is_file()) or _mistakes_in(every)
-
-
-def _mistakes_in(paths: Iterable[Path]) -> UserError | None:
-    mistakes = [mistake for path in paths if (mistake := _broken(path)) is not None]
-    return Mistakes(mistakes) if mistakes else None
-
-
-def _circle(error: RecursionError, overrides: Sequence[str]) -> UserError | None:
-    trace, names = error.__traceback__, set()
-    while trace is not None:
-        names.add(trace.tb_frame.f_globals.get("__name__", ""))
-        trace = trace.tb_next
-    if "hydra._internal.defaults_list" not in names:
-        return None
-    words = escape(" ".join(overrides))
-    return UserError(f"{words}: the defaults lists go in circles", hint="a file cannot build on itself")
-
-
-def _broken(path: Path) -> UserError | None:
-    name = escape(relative(path))
-    try:
-        content = OmegaConf.load(path)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        hint = f"{error.context}, line {error.context_mark.line + 1}" if error.context_mark else None
-        if "\\t" in (error.problem or ""):
-            hint = "indent with spaces, not with tabs"
-        return UserError(f"{name}{line}: not valid YAML: {error.problem}", hint=hint)
-    except UnicodeDecodeError:
-        return UserError(f"{name}: not valid UTF-8", hint="save it as UTF-8")
-    except OmegaConfBaseException as error:
-        message = escape(str(error).splitlines()[0])
-        return UserError(f"{name}: {error.full_key}: not an interpolation: {message}", hint="it is ${KEY}")
-    except yaml.YAMLError as error:
-        return UserError(f"{name}: not valid YAML: {escape(str(error).splitlines()[0])}")
-    except OSError as error:
-        if error.errno is None:  # OmegaConf's word for a file that holds one value
-            return UserError(f"{name}: not a mapping of keys to values", hint=_MAPPING)
-        return UserError(f"{name}: {(error.strerror or str(error)).lower()}")
-    if not OmegaConf.is_dict(content):
-        return UserError(f"{name}: not a mapping of keys to values", hint=_MAPPING)
-    defaults = OmegaConf.to_container(content).get("defaults", [])  # type: ignore[union-attr]
-    if not isinstance(defaults, list):
-        hint = "such as defaults: [_base, _self_]"
-        return UserError(f"{name}: defaults={defaults!r}: expected a list", hint=hint)
-    return None
 
 
 def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserError:
@@ -117,13 +50,6 @@ def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserErr
     message = re.sub(r"^(\w+) raised while resolving interpolation: $", r"its resolver ends with \1", message)
     message = re.sub(r"^\w+ raised while resolving interpolation: ", "", message)
     return UserError(f"{start}{escape(message[:1].lower() + message[1:])}", key=key or None)
-
-
-class MissingValue(UserError):
-    """A key that needs a value and has none."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"{key}=???: a value is needed", key=key, hint=f"give one: {key}=...")
 
 
 def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError:
@@ -164,7 +90,7 @@ def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -
         near = did_you_mean(name, GROUPS) or ""
         yield UserError(
             f"{escape(name)}={escape(choice)}: there is no such group",
-            source=f"from {escape(relative(path))}:{line}",
+            source=f"from {escape(display_path(path))}:{line}",
             hint=near if near.startswith("did") else f"take the line out; {near}",
         )
 
@@ -177,7 +103,7 @@ def _unknown_keys(path: Path, node: yaml.MappingNode) -> Iterator[UserError]:
             is_meant = near and not key.value.endswith("_config")
             yield UserError(
                 f"{escape(key.value)}: there is no such key",
-                source=f"from {escape(relative(path))}:{key.start_mark.line + 1}",
+                source=f"from {escape(display_path(path))}:{key.start_mark.line + 1}",
                 hint=f"did you mean {near[0]!r}?" if is_meant else "take the line out",
             )
 
@@ -189,8 +115,8 @@ def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserErr
     if missing:
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         yield UserError(
-            f"{escape(relative(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
-            hint=f"begin with a copy of {relative(ours)}, which it replaces",
+            f"{escape(display_path(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
+            hint=f"begin with a copy of {display_path(ours)}, which it replaces",
         )
 
 
