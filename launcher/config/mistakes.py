@@ -31,6 +31,7 @@ from launcher.config.secrets import NEMO_NODES, Placeholder, placeholder_in
 from launcher.config.sources import locate_text
 from launcher.config.tree_composer import Fault, MissingValue, NotApplied, TreeComposer
 from launcher.config.tree_mistakes import explain_value, mistakes_of_root
+from launcher.config.values import MOST_KEYS
 from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest, setting_error
 from launcher.slurm.sbatch_options import key_hint
 
@@ -284,7 +285,7 @@ def _no_such_key(start: str, key: str, attempt: Attempt) -> UserError:
 def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -> str:
     if parent == "cluster" and (option := key_hint(name)):
         return option
-    hint = did_you_mean(name, valid) or "it holds no keys yet"
+    hint = did_you_mean(name, valid, MOST_KEYS) or "it holds no keys yet"
     # Of the same name, and of a longer one: of nodes training.trainer.num_nodes too.
     elsewhere = [key for end in (f".{name}", f"_{name}") for key in attempt.keys if key.endswith(end)]
     elsewhere = elsewhere[:_MOST_NEAR]

@@ -147,7 +147,7 @@ class TreeComposer:
         return values, groups, faults
 
     def _is_group(self, key: str) -> bool:
-        return any((root / key).is_dir() for root in self.roots)
+        return self.primary == MAIN and any((root / key).is_dir() for root in self.roots)
 
     def _by_hydra(self, typed: Sequence[str]) -> ComposedTree:
         try:

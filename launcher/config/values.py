@@ -18,6 +18,9 @@ from launcher.slurm.sbatch_options import check_array, checked_name, key_hint
 # How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
 _LONGEST_WARNING = 65535
 
+# Valid keys that a mistake lists.
+MOST_KEYS = 12
+
 # Part of the names of files.
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 _ROUNDING = 1e-6
@@ -323,7 +326,7 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     location = [part for part in detail["loc"] if not str(part).startswith("[")]
     key = ".".join(str(part) for part in ([path] if path else []) + location)
     if detail["type"] == "extra_forbidden":
-        near = did_you_mean(str(location[-1]), _fields_at(model, location[:-1]))
+        near = did_you_mean(str(location[-1]), _fields_at(model, location[:-1]), MOST_KEYS)
         if key.rpartition(".")[0] == "cluster":
             near = key_hint(str(location[-1])) or near
         return UserError(f"{escape(key)}: there is no such key", key=key, hint=near)
