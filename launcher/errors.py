@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import math
 import os
 import stat
 from collections.abc import Iterable, Sequence
@@ -65,8 +66,8 @@ class Mistakes(UserError):
         return "\n".join(str(mistake) for mistake in self._mistakes)
 
 
-def did_you_mean(name: str, valid: Iterable[str], most: int = 100) -> str | None:
-    """Return a hint with the nearest valid spelling; if none is near with all, or with a few of over `most`."""
+def did_you_mean(name: str, valid: Iterable[str], most: float = math.inf) -> str | None:
+    """Return a hint with the nearest valid spelling; if none is near with all, or a few if over `most`."""
     options = sorted(valid)
     close = nearest(name, options)
     if close:

@@ -167,11 +167,8 @@ def _count_values(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
 
 def register_resolvers() -> None:
     """Make the resolvers known to OmegaConf; calling it again changes nothing."""
-    for name, function in PURE.items():
+    for name, function in RESOLVERS.items():
         OmegaConf.register_new_resolver(name, function, replace=True)
-    OmegaConf.register_new_resolver("oc.env", _environment_variable, replace=True)
-    OmegaConf.register_new_resolver("sandbox_slurm_conf", _sandbox_slurm_conf, replace=True)
-    OmegaConf.register_new_resolver("where_we_stand", _where_we_stand, replace=True)
 
 
 _NO_DEFAULT: Any = object()
@@ -219,17 +216,6 @@ def with_gpus(gres: str, gpus: int) -> str:
     return _GPU_GRES.sub(rf"\g<1>:{gpus}", gres) if _GPU_GRES.fullmatch(gres) else gres
 
 
-# Functions of their arguments alone.
-PURE: dict[str, Callable[..., Any]] = {
-    "multiply": lambda *factors: math.prod(factors),
-    "divide_ceil": lambda a, b: -(-a // b),
-    "divide_floor": lambda a, b: a // b,
-    "max_time": _max_time,
-    "node_gpus": _node_gpus,
-    "gpu_gres": _gpu_gres,
-}
-
-
 def _sandbox_slurm_conf() -> str:
     """Return the configuration of the sandbox that the shell points at, or of the default one.
 
@@ -244,3 +230,16 @@ def _sandbox_slurm_conf() -> str:
 def _where_we_stand() -> str:
     """Return the scheduler of `cluster=interactive`: the shell's allocation, else this machine."""
     return "allocation" if os.environ.get("SLURM_JOB_ID") else "local"
+
+
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "multiply": lambda *factors: math.prod(factors),
+    "divide_ceil": lambda a, b: -(-a // b),
+    "divide_floor": lambda a, b: a // b,
+    "max_time": _max_time,
+    "node_gpus": _node_gpus,
+    "gpu_gres": _gpu_gres,
+    "oc.env": _environment_variable,
+    "sandbox_slurm_conf": _sandbox_slurm_conf,
+    "where_we_stand": _where_we_stand,
+}

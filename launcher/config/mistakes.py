@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,8 +14,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
+from launcher.config.hydra_setup import RESOLVERS
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
@@ -27,12 +35,13 @@ from launcher.config.overrides import (
     options_of,
     parse_override,
 )
+from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.secrets import NEMO_NODES, Placeholder, placeholder_in
 from launcher.config.sources import locate_text
 from launcher.config.tree_composer import Fault, MissingValue, NotApplied, TreeComposer
-from launcher.config.tree_mistakes import explain_value, mistakes_of_root
 from launcher.config.values import MOST_KEYS
 from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest, setting_error
+from launcher.runs.paths import display_path
 from launcher.slurm.sbatch_options import key_hint
 
 _OPEN = ("image.versions",)  # what a template of the user's own may build
@@ -151,7 +160,7 @@ def _in_order(mistakes: Sequence[UserError], overrides: Sequence[str]) -> list[U
 
 def explain(error: Exception, attempt: Attempt) -> UserError | None:
     """Say what the user's mistake was; ``None`` if it was not one, but a mistake of ours."""
-    of_root = mistakes_of_root(attempt.trees.roots) if attempt.is_launch else []
+    of_root = _mistakes_of_root(attempt.trees.roots) if attempt.is_launch else []
     if of_root:
         return Mistakes(of_root)
     if isinstance(error, NoSuchChoice):
@@ -162,9 +171,9 @@ def explain(error: Exception, attempt: Attempt) -> UserError | None:
     if isinstance(error, MissingConfigException):
         return _missing_file(error, attempt)
     if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
-        return explain_value(error.__cause__, attempt.keys)
+        return _explain_value(error.__cause__, attempt.keys)
     if isinstance(error, OmegaConfBaseException):
-        return explain_value(error, attempt.keys)
+        return _explain_value(error, attempt.keys)
     if isinstance(error, HydraException | yaml.YAMLError):
         first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()]
         return UserError(escape(first), hint=" ".join(rest[:2]) or None)
@@ -189,7 +198,7 @@ def _fault(fault: Fault, attempt: Attempt) -> UserError:
     if isinstance(fault.error, ConfigKeyError | ConfigAttributeError):
         return _unknown_key(key, attempt)
     assert isinstance(fault.error, OmegaConfBaseException)
-    return explain_value(fault.error, attempt.keys)
+    return _explain_value(fault.error, attempt.keys)
 
 
 def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
@@ -220,17 +229,15 @@ def _not_parsed(text: str) -> UserError:
     placeholder = placeholder_in(override.key, value)
     if placeholder is not None:
         return Placeholder(override.key, value, placeholder)
-    hint: str | None = _quoted(override.key, value)
+    hint: str | None
     if not value.isprintable():
         what, hint = "a line break or another control character needs quotes around the value", None
-    elif value.startswith(("'", '"')) and (len(value) == 1 or value[-1] != value[0]):
-        what = "a quote is not closed"
-    elif value.count("${") > value.count("}"):
-        what = "an interpolation is not closed"
     elif value.startswith(("[", "{")):
         what, hint = "Hydra cannot read this", "a list is [a, b], a mapping {key: value}"
+    elif value.startswith(("'", '"')) or value.count("${") > value.count("}"):
+        what, hint = "a quote or an interpolation is not closed", _quoted(override.key, value)
     else:
-        what = "a character in this value means something else to Hydra"
+        what, hint = "a character in this value means something else to Hydra", _quoted(override.key, value)
     return UserError(f"{escape(text)}: {what}", key=override.key, hint=hint)
 
 
@@ -305,3 +312,117 @@ def _not_deleted(text: str, key: str, attempt: Attempt) -> UserError:
         return UserError(f"~{escape(key)}: it is null already", key=key, hint="there is nothing to drop")
     hint = did_you_mean(key, nearest(key, attempt.keys, _MOST_NEAR))
     return UserError(f"~{escape(key)}: there is no such key", key=key, hint=hint)
+
+
+def _explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserError:
+    """Explain a value that is missing, or a reference to a key that does not exist."""
+    key = str(error.full_key or "")
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    start = f"{escape(key)}: " if key else ""
+    match = re.search(r"Missing mandatory value: ([\w.]+)", message)
+    if match:
+        return MissingValue(key if isinstance(error, MissingMandatoryValue) else match[1])
+    if isinstance(error, InterpolationKeyError):
+        return _no_such_reference(key, message, keys)
+    match = re.search(r"Environment variable '([^']+)' (not found|is empty)", message)
+    if match:
+        state, remedy = ("empty", "give it a value") if match[2] == "is empty" else ("not set", "export it")
+        return UserError(
+            f"{start}the environment variable {match[1]} is {state}",
+            key=key,
+            hint=f"{remedy}, or give a default: ${{oc.env:{match[1]},DEFAULT}}",
+        )
+    match = re.search(r"Unsupported interpolation type (\S+)", message)
+    if match:
+        hint = did_you_mean(match[1], (*RESOLVERS, "oc.decode", "oc.select"))
+        return UserError(f"{start}there is no resolver {match[1]!r}", key=key, hint=hint)
+    if "Recursive interpolation" in message:
+        return UserError(f"{start}it refers to itself", key=key, hint="give it a value of its own")
+    match = re.search(r"node `([^`]*)` is not a container", message)
+    if match:
+        return UserError(f"{match[1]}: expected keys below it, not a value", key=match[1])
+    if "Cannot merge DictConfig with ListConfig" in message:
+        return UserError(f"{start}expected a list, such as [a, b]", key=key)
+    message = re.sub(r"^(\w+) raised while resolving interpolation: $", r"its resolver ends with \1", message)
+    message = re.sub(r"^\w+ raised while resolving interpolation: ", "", message)
+    return UserError(f"{start}{escape(message[:1].lower() + message[1:])}", key=key or None)
+
+
+def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError:
+    start = escape(key)
+    match = re.search(r"Interpolation key '([^']*)' not found", message)
+    name = match[1] if match else ""
+    near = nearest(name, [other for other in keys if other != name])
+    hint = f"did you mean '${{{near[0]}}}'?" if near else "whole keys are meant, such as ${cluster.partition}"
+    if name.isupper() and "." not in name:
+        hint = f"of the environment: ${{oc.env:{name}}}; or let envsubst fill it in before"
+    if name.startswith("cluster.") and name.removeprefix("cluster.") in ClusterConfig.model_fields:
+        key = "cluster"
+        hint = "the files in cluster/ build on what all clusters share: defaults: [_base, _self_]"
+    return UserError(f"{start}=${{{name}}}: there is no key {name!r} to refer to", key=key, hint=hint)
+
+
+# --- the root file of the user's own tree
+
+_LISTED = 12  # missing keys that one message names
+
+
+def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
+    """Return what is wrong with the root file of the user's own tree, if there is one."""
+    ours = roots[-1] / f"{MAIN}.yaml"
+    path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8")) if path is not None else None
+    except (OSError, ValueError, yaml.YAMLError):  # told by others
+        return []
+    if path is None or not isinstance(node, yaml.MappingNode):
+        return []
+    return [*_unknown_groups(path, node, roots), *_unknown_keys(path, node), *_missing(path, node, ours)]
+
+
+def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
+    for name, choice, line in _choices(node):
+        known = name in GROUPS or name.startswith("hydra/") or any((root / name).is_dir() for root in roots)
+        if known or choice in ("null", "~", ""):
+            continue
+        near = did_you_mean(name, GROUPS) or ""
+        yield UserError(
+            f"{escape(name)}={escape(choice)}: there is no such group",
+            source=f"from {escape(display_path(path))}:{line}",
+            hint=near if near.startswith("did") else f"take the line out; {near}",
+        )
+
+
+def _unknown_keys(path: Path, node: yaml.MappingNode) -> Iterator[UserError]:
+    for key, _ in node.value:
+        if key.value not in (*RunConfig.model_fields, "defaults", "hydra"):
+            near = nearest(key.value, RunConfig.model_fields)
+            # The NeMo launcher has training_config for the choice of training.
+            is_meant = near and not key.value.endswith("_config")
+            yield UserError(
+                f"{escape(key.value)}: there is no such key",
+                source=f"from {escape(display_path(path))}:{key.start_mark.line + 1}",
+                hint=f"did you mean {near[0]!r}?" if is_meant else "take the line out",
+            )
+
+
+def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserError]:
+    present = {key.value for key, _ in node.value} | {name for name, _, _ in _choices(node)}
+    needed = [name for name, field in RunConfig.model_fields.items() if field.is_required()]
+    missing = [name for name in dict.fromkeys((*GROUPS, *needed)) if name not in present]
+    if missing:
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        yield UserError(
+            f"{escape(display_path(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
+            hint=f"begin with a copy of {display_path(ours)}, which it replaces",
+        )
+
+
+def _choices(node: yaml.MappingNode) -> Iterator[tuple[str, str, int]]:
+    """Return the groups of the defaults list, each with its choice and its line."""
+    for key, value in node.value:
+        if key.value == "defaults" and isinstance(value, yaml.SequenceNode):
+            for entry in value.value:
+                for group, choice in entry.value if isinstance(entry, yaml.MappingNode) else ():
+                    name = group.value.removeprefix("override ").removeprefix("optional ")
+                    yield name.partition("@")[0].lstrip("/"), str(choice.value), group.start_mark.line + 1

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
     grid_points = grid.points()
     sweep = BatchComposer(grid.shared, request.config_dir)
     first = sweep.compose(grid_points[0].overrides)
-    with annotated(first):
+    with first.annotated():
         stage, name, directory = _place(first, request)
     points = []
     for grid_point in grid_points:
@@ -91,7 +90,7 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
             f"{stage}.run.results_dir={hydra_value(str(directory / grid_point.name))}",
         ]
         composition = sweep.compose([*grid_point.overrides, *place])
-        with annotated(composition):
+        with composition.annotated():
             _require_one_job(composition.config)
         launch = Request(composition.overrides, request.command, request.config_dir, request.template_dir)
         (draft,) = drafts(launch, [composition])
@@ -100,16 +99,6 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
         message = "the points belong to several Slurms: a sweep is of one cluster"
         raise UserError(message, key="cluster.slurm_conf")
     return SweepDraft(name, directory, grid, points)
-
-
-@contextlib.contextmanager
-def annotated(composition: Composition) -> Iterator[None]:
-    """Add to a mistake where its value comes from."""
-    try:
-        yield
-    except UserError as error:
-        composition.annotate(error)
-        raise
 
 
 def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, Path]:
