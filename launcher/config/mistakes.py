@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,7 @@ from launcher.config.overrides import (
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.secrets import NEMO_NODES, Placeholder, placeholder_in
 from launcher.config.sources import locate_text
-from launcher.config.tree_composer import Fault, MissingValue, NotApplied, TreeComposer
+from launcher.config.tree_composer import Fault, MissingValue, NotApplied, TreeComposer, nodes
 from launcher.config.values import MOST_KEYS
 from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest, setting_error
 from launcher.runs.paths import display_path
@@ -81,8 +81,7 @@ class Attempt:
     @cached_property
     def keys(self) -> list[str]:
         """All keys of the tree, each with its parents."""
-        plain = {} if self.tree is None else OmegaConf.to_container(self.tree, resolve=False)
-        return list(_keys_of(plain)) if isinstance(plain, dict) else []
+        return [] if self.tree is None else _keys_of(OmegaConf.to_container(self.tree))
 
     def override_of(self, key: str) -> str:
         """Return the override that sets a key, as the user wrote it, or else the key."""
@@ -93,11 +92,10 @@ class Attempt:
         return NoSuchChoice(group, choice, choice_hint(choice, options_of(group, self.trees.roots)))
 
 
-def _keys_of(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in mapping.items():
-        yield f"{prefix}{name!s}"
-        if isinstance(value, dict):
-            yield from _keys_of(value, f"{prefix}{name!s}.")
+def _keys_of(mapping: Any) -> list[str]:
+    """Return all keys of a mapping, each with its parents."""
+    paths = [path for path, _ in nodes(mapping) if path]
+    return [".".join(map(str, path)) for path in paths if not any(isinstance(part, int) for part in path)]
 
 
 def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
@@ -266,7 +264,7 @@ def _unknown_within(key: str, attempt: Attempt) -> list[str]:
         mapping = OverridesParser.create().parse_override(f"x={value}").value()
     except HydraException:
         return []
-    below = _keys_of(mapping, f"{key}.") if isinstance(mapping, dict) else []
+    below = [f"{key}.{inner}" for inner in _keys_of(mapping)] if isinstance(mapping, dict) else []
     unknown = [inner for inner in below if inner not in attempt.keys]
     # Of a key that is not there, those below it are none either.
     return [inner for inner in unknown if inner.rpartition(".")[0] not in unknown]

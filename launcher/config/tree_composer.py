@@ -191,8 +191,9 @@ def _check_size(plain: Any) -> None:
     def size_of(key: KeyPath) -> int:
         if key not in sizes:
             sizes[key] = 0
-            for path, value in _leaves(_at(plain, key), key):
-                sizes[key] += len(str(value)) + sum(map(size_of, _targets(path, value)))
+            for path, value in nodes(_at(plain, key), key):
+                sizes[key] += 0 if isinstance(value, dict | list) else len(str(value))
+                sizes[key] += sum(map(size_of, _targets(path, value)))
             if sizes[key] > _MOST_CHARACTERS:
                 name = ".".join(map(str, key))
                 raise UserError(f"{escape(name)}: its references make too long a value", key=name)
@@ -206,7 +207,7 @@ def _circle(plain: Any, key: KeyPath = (), way: tuple[KeyPath, ...] = ()) -> lis
     """Return the keys on the way from a value to itself by plain references, if there is such a way."""
     if circle := list(dropwhile(lambda path: path[: len(key)] != key, way)):
         return circle
-    for path, value in _leaves(_at(plain, key), key):
+    for path, value in nodes(_at(plain, key), key):
         for target in _targets(path, value):
             if circle := _circle(plain, target, (*way, path)):
                 return circle
@@ -226,9 +227,12 @@ def _targets(path: KeyPath, value: Any) -> Iterator[KeyPath]:
         yield (*(path[: len(path) - len(dots)] if dots else ()), *names.split("."))
 
 
-def _leaves(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    if isinstance(node, (dict, list)):
-        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _leaves(value, (*path, name))
-    else:
-        yield path, node
+def nodes(node: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield a node and all below it, each with its path: names of keys, and numbers of a list's items."""
+    yield path, node
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from nodes(value, (*path, name))
+    elif isinstance(node, list | tuple):
+        for number, value in enumerate(node):
+            yield from nodes(value, (*path, number))
