@@ -85,10 +85,7 @@ class TreeSource(ConfigSource):
         return self.is_group("")
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
-        names: builtins.list[str] = []
-        for entry in Path(self.path, config_path).iterdir():
-            self._list_add_result(names, str(Path(config_path, entry.name)), entry.name, results_filter)
-        return sorted(set(names))
+        return sorted(path.stem for path in Path(self.path, config_path).glob("*.yaml"))
 
     def _path_of(self, config_path: str) -> Path:
         return Path(self.path, self._normalize_file_name(config_path))

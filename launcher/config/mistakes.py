@@ -317,27 +317,23 @@ def _explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserEr
     key = str(error.full_key or "")
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
     start = f"{escape(key)}: " if key else ""
-    match = re.search(r"Missing mandatory value: ([\w.]+)", message)
-    if match:
+    if match := re.search(r"Missing mandatory value: ([\w.]+)", message):
         return MissingValue(key if isinstance(error, MissingMandatoryValue) else match[1])
     if isinstance(error, InterpolationKeyError):
         return _no_such_reference(key, message, keys)
-    match = re.search(r"Environment variable '([^']+)' (not found|is empty)", message)
-    if match:
+    if match := re.search(r"Environment variable '([^']+)' (not found|is empty)", message):
         state, remedy = ("empty", "give it a value") if match[2] == "is empty" else ("not set", "export it")
         return UserError(
             f"{start}the environment variable {match[1]} is {state}",
             key=key,
             hint=f"{remedy}, or give a default: ${{oc.env:{match[1]},DEFAULT}}",
         )
-    match = re.search(r"Unsupported interpolation type (\S+)", message)
-    if match:
+    if match := re.search(r"Unsupported interpolation type (\S+)", message):
         hint = did_you_mean(match[1], (*RESOLVERS, "oc.decode", "oc.select"))
         return UserError(f"{start}there is no resolver {match[1]!r}", key=key, hint=hint)
     if "Recursive interpolation" in message:
         return UserError(f"{start}it refers to itself", key=key, hint="give it a value of its own")
-    match = re.search(r"node `([^`]*)` is not a container", message)
-    if match:
+    if match := re.search(r"node `([^`]*)` is not a container", message):
         return UserError(f"{match[1]}: expected keys below it, not a value", key=match[1])
     if "Cannot merge DictConfig with ListConfig" in message:
         return UserError(f"{start}expected a list, such as [a, b]", key=key)
