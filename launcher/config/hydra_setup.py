@@ -28,7 +28,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
-from omegaconf._utils import get_yaml_loader  # OmegaConf has no other way to its notation of numbers
+from omegaconf._utils import get_yaml_loader  # no public name: what OmegaConf takes for a number
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import UserError, escape

@@ -102,7 +102,7 @@ class TreeComposer:
         return composed
 
     def compose_again(self, overrides: Sequence[str]) -> ComposedTree:
-        """Compose a tree, of which Hydra composes the choices the first time only.
+        """Compose a tree; Hydra composes those of the same choices once, and the values are set in a copy.
 
         Raise NotApplied for the overrides that Hydra would refuse.
         """
@@ -154,11 +154,12 @@ class TreeComposer:
             with hydra_of(self.roots):
                 tree = hydra.compose(self.primary, list(typed), return_hydra_config=True)
         except RecursionError as error:
-            message = f"{escape(' '.join(typed))}: the defaults lists go in circles"
-            raise UserError(message, hint="a file cannot build on itself") from error
+            chosen = escape(" ".join(text for text in typed if not text.startswith("~")))
+            hint = "a file cannot build on itself"
+            raise UserError(f"{chosen}: the defaults lists go in circles", hint=hint) from error
         with open_dict(tree):
-            chosen = tree.pop("hydra").runtime.choices
-        choices = {str(group): str(name) for group, name in chosen.items() if name}
+            names = tree.pop("hydra").runtime.choices
+        choices = {str(group): str(name) for group, name in names.items() if name}
         return ComposedTree(tree, choices, tuple(typed))
 
 
