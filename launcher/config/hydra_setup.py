@@ -182,7 +182,9 @@ def _environment_variable(name: str, default: Any = _NO_DEFAULT) -> str | None:
         return value
     if default is not _NO_DEFAULT:
         return None if default is None else str(default)
-    raise KeyError(f"Environment variable '{name}' {'not found' if value is None else 'is empty'}")
+    state, remedy = ("not set", "export it") if value is None else ("empty", "give it a value")
+    hint = f"{remedy}, or give a default: ${{oc.env:{name},DEFAULT}}"
+    raise LookupError(f"the environment variable {name} is {state}\n{hint}")
 
 
 def _max_time(time_limit: Any) -> str | None:

@@ -253,8 +253,8 @@ def _unknown_key(key: str, attempt: Attempt) -> UserError:
         return UserError(message, key=key, hint=f"to add it: {for_shell(added) if ' ' in added else added}")
     within = _unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
     if within:
-        return Mistakes([_no_such_key(f"{inner}: there is no such key", inner, attempt) for inner in within])
-    return _no_such_key(f"{escape(attempt.override_of(key))}: there is no such key", key, attempt)
+        return Mistakes([_no_such_key(inner, inner, attempt) for inner in within])
+    return _no_such_key(key, attempt.override_of(key), attempt)
 
 
 def _unknown_within(key: str, attempt: Attempt) -> list[str]:
@@ -270,9 +270,9 @@ def _unknown_within(key: str, attempt: Attempt) -> list[str]:
     return [inner for inner in unknown if inner.rpartition(".")[0] not in unknown]
 
 
-def _no_such_key(start: str, key: str, attempt: Attempt) -> UserError:
+def _no_such_key(key: str, text: str, attempt: Attempt) -> UserError:
     parent, _, name = key.rpartition(".")
-    tree = attempt.tree
+    tree, start = attempt.tree, f"{escape(text)}: there is no such key"
     if tree is None:
         return UserError(start, key=key)
     node = OmegaConf.select(tree, parent) if parent else tree
@@ -321,16 +321,9 @@ def _explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserEr
         return MissingValue(key if isinstance(error, MissingMandatoryValue) else match[1])
     if isinstance(error, InterpolationKeyError):
         return _no_such_reference(key, message, keys)
-    if match := re.search(r"Environment variable '([^']+)' (not found|is empty)", message):
-        state, remedy = ("empty", "give it a value") if match[2] == "is empty" else ("not set", "export it")
-        return UserError(
-            f"{start}the environment variable {match[1]} is {state}",
-            key=key,
-            hint=f"{remedy}, or give a default: ${{oc.env:{match[1]},DEFAULT}}",
-        )
     if match := re.search(r"Unsupported interpolation type (\S+)", message):
-        hint = did_you_mean(match[1], (*RESOLVERS, "oc.decode", "oc.select"))
-        return UserError(f"{start}there is no resolver {match[1]!r}", key=key, hint=hint)
+        valid = did_you_mean(match[1], (*RESOLVERS, "oc.decode", "oc.select"))
+        return UserError(f"{start}there is no resolver {match[1]!r}", key=key, hint=valid)
     if "Recursive interpolation" in message:
         return UserError(f"{start}it refers to itself", key=key, hint="give it a value of its own")
     if match := re.search(r"node `([^`]*)` is not a container", message):
@@ -339,7 +332,9 @@ def _explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserEr
         return UserError(f"{start}expected a list, such as [a, b]", key=key)
     message = re.sub(r"^(\w+) raised while resolving interpolation: $", r"its resolver ends with \1", message)
     message = re.sub(r"^\w+ raised while resolving interpolation: ", "", message)
-    return UserError(f"{start}{escape(message[:1].lower() + message[1:])}", key=key or None)
+    # OmegaConf's further lines are indented.
+    hint = next((line for line in str(error).splitlines()[1:] if line[:1] not in ("", " ")), None)
+    return UserError(f"{start}{escape(message[:1].lower() + message[1:])}", key=key or None, hint=hint)
 
 
 def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError:
