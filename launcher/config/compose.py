@@ -214,10 +214,11 @@ def _explained(
         # Imported late: most configurations have no mistake.
         from launcher.config.mistakes import Attempt, explain_all
 
-        explained = explain_all(error, Attempt(overrides, trees, check))
-        if explained is None:
+        explained = explain_all(error, Attempt(overrides, trees, check)) or error
+        if isinstance(explained, UserError):
+            Sources(overrides, trees.roots, primary=trees.primary).annotate(explained)
+        if explained is error:
             raise
-        Sources(overrides, trees.roots, primary=trees.primary).annotate(explained)
         raise explained from error
 
 

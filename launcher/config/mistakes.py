@@ -109,9 +109,11 @@ def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
         rest = replace(attempt, overrides=left)
         try:
             attempt.check(left)
-            last = None if mistakes else explain(error, rest)
+            last = None
         except Exception as another:
             last = explain(another, rest)
+        if last is None and not mistakes:
+            last = explain(error, rest)
         if last is None:
             break
         # A value that was taken away is not missing, and one that was put in its place is not the user's.
