@@ -65,7 +65,7 @@ class Attempt:
 
     @property
     def is_launch(self) -> bool:
-        """Whether the root file of a launch is composed."""
+        """True if the root file of a launch is composed."""
         return self.trees.primary == MAIN
 
     @cached_property
