@@ -18,9 +18,6 @@ from launcher.slurm.sbatch_options import check_array, checked_name, key_hint
 # How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
 _LONGEST_WARNING = 65535
 
-# Valid keys that a mistake lists.
-MOST_KEYS = 12
-
 # Part of the names of files.
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 _ROUNDING = 1e-6
@@ -310,6 +307,10 @@ _EXPECTED = {
     "greater_than_equal": "{ge:g} or more",
     "too_short": "at least {min_length} of them",
 }
+
+
+# Of more valid keys a mistake lists the nearest few.
+MOST_KEYS = 12
 
 
 class NumberForText(UserError):
