@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import math
 import os
 import stat
 from collections.abc import Iterable, Sequence
@@ -65,12 +66,15 @@ class Mistakes(UserError):
         return "\n".join(str(mistake) for mistake in self._mistakes)
 
 
-def did_you_mean(name: str, valid: Iterable[str]) -> str | None:
-    """Return a hint with the nearest valid spelling, or with all valid ones if none is near."""
+def did_you_mean(name: str, valid: Iterable[str], most: float = math.inf) -> str | None:
+    """Return a hint with the nearest valid spelling; if none is near with all, or a few if over `most`."""
     options = sorted(valid)
     close = nearest(name, options)
     if close:
         return f"did you mean {close[0]!r}?"
+    if len(options) > most:
+        few = difflib.get_close_matches(name, options, cutoff=0)
+        return f"nearest of {len(options)}: {', '.join(few)}"
     return f"valid: {', '.join(options)}" if options else None
 
 

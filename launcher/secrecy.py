@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.secret_forms import CUES, any_of, folded_letters, formed
+from launcher.secret_forms import formed
 
 MASK = "***"
 
@@ -88,15 +88,6 @@ _SET = re.compile(
 )
 
 _EXPORTED = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_]\w*)=(?P<value>[^\s,'\"\]}]+)", re.ASCII)
-
-# In small letters: the ends of names that hold a secret, and what stands behind where they are given a value.
-_NAME_ENDS = (
-    *("auth", "bearer", "creds", "credentials?", "jwt", "keys?", "key_?id", "pass", "passcodes?"),
-    *("passphrases?", "passwords?", "passwds?", "pat", "pwd", "secrets?", "tokens?"),
-)
-_ENDED = r"(?![a-z])[\w-]*(?:['\"]?\]?[^\S\n]*[?+:!=]|['\"][^\S\n]*,)"
-# Where a value follows after a blank.
-_SETTERS = ("setenv", "env[^\\S\\n]", "arg[^\\S\\n]", "set[^\\S\\n]", "oc\\.env", "--export")
 
 # A shorter value would be found in the middle of other words.
 _SHORTEST = 4
@@ -394,26 +385,6 @@ def _writings(value: str) -> list[str]:
         *(urllib.parse.quote(value, safe=safe, errors="surrogateescape") for safe in ("/", "")),
     ]
     return sorted(set(ways), key=len, reverse=True)
-
-
-def suspect_lines(text: str, known: Known) -> set[int]:
-    """Return the numbers of the lines, from 0, that may have a secret; all others have none."""
-    starts = [match.start() for match in _suspect().finditer(folded_letters(text))]
-    starts += [match.start() for _, pattern in known for match in pattern.finditer(text)]
-    numbers, number, before = set(), 0, 0
-    for start in sorted(starts):
-        number += text.count("\n", before, start)
-        before = start
-        numbers.add(number)
-    return numbers
-
-
-@functools.cache
-def _suspect() -> re.Pattern[str]:
-    """Return what finds a line that may have a secret, in a text in small letters."""
-    names = [f"{name}{_ENDED}" for name in _NAME_ENDS]
-    option = rf"-[\w.-]*(?:{'|'.join(_NAME_ENDS)})(?![a-z])[\w-]*[^\S\n]"
-    return re.compile(rf"(?:{any_of([*map(re.escape, CUES), *names, *_SETTERS, option])})[^\n]*")
 
 
 def _apart(secrets: Iterable[Secret]) -> list[Secret]:

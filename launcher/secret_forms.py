@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 # Neither the mask nor a variable, which stand in the place of a secret.
 _NONE = r"(?!\*{3}|\$)"
@@ -112,7 +112,7 @@ _FORMS = (
     ),
     ("a password of a netrc", "password", rf"\blogin\s+\S+\s+password\s+{_NONE}(?P<value>\S+)"),
 )
-CUES = sorted({cue for _, cues, _ in _FORMS for cue in cues.split()})
+_CUES = sorted({cue for _, cues, _ in _FORMS for cue in cues.split()})
 
 # Characters that `(?i:...)` takes for a letter of ASCII, besides the letter in both cases.
 _FOLDED = (("\u0130", "i"), ("\u0131", "i"), ("\u017f", "s"), ("\u212a", "k"))
@@ -120,8 +120,8 @@ _FOLDED = (("\u0130", "i"), ("\u0131", "i"), ("\u017f", "s"), ("\u212a", "k"))
 
 def formed(text: str) -> Iterator[tuple[int, int, str]]:
     """Yield where the secrets of a text begin and end, and what each is."""
-    folded = folded_letters(text)
-    if not any(map(folded.__contains__, CUES)):  # as of most texts
+    folded = _folded_letters(text)
+    if not any(map(folded.__contains__, _CUES)):  # as of most texts
         return
     for what, cues, pattern in _FORMS:
         if any(map(folded.__contains__, cues.split())):
@@ -129,7 +129,7 @@ def formed(text: str) -> Iterator[tuple[int, int, str]]:
                 yield *match.span("value"), what
 
 
-def folded_letters(text: str) -> str:
+def _folded_letters(text: str) -> str:
     """Return a text in small letters, of the same length."""
     for letter, plain in _FOLDED:
         text = text.replace(letter, plain)
@@ -139,11 +139,3 @@ def folded_letters(text: str) -> str:
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)
-
-
-def any_of(expressions: Iterable[str]) -> str:
-    """Return an expression for any of those, grouped by their first letters, which is faster."""
-    groups: dict[str, list[str]] = {}
-    for expression in expressions:
-        groups.setdefault(expression[0], []).append(expression[1:])
-    return "|".join(f"{first}(?:{'|'.join(rest)})" for first, rest in sorted(groups.items()))

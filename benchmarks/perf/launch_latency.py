@@ -109,7 +109,7 @@ def main() -> None:
         median = statistics.median(cpu)
         spread = f"{cpu[0]:.3f}-{cpu[-1]:.3f}"
         print(f"{name:24}{median:>10.3f}{median / floor:>8.2f}{spread:>16}{memory:>14.1f}")
-    print("\nAim: at most 1.4 times the floor, at most 50 MB.")
+    print("\nAim: at most 1.6 times the floor, at most 50 MB.")
 
 
 if __name__ == "__main__":

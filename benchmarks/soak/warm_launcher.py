@@ -9,11 +9,10 @@ import pkgutil
 def warm_up() -> None:
     """Import all of the launcher, and compute what its commands keep in memory.
 
-    That is the grammar of overrides, the compiled templates, the expressions that find secrets, and the
-    supervisor's archive.
+    That is the grammar of overrides, the compiled templates, and the supervisor's archive.
     """
     import launcher
-    from launcher import attained, releases, secrecy
+    from launcher import attained, releases
     from launcher.config import schema
     from launcher.config.compose import compose
     from launcher.rendering import quoting, render, supervision
@@ -25,7 +24,6 @@ def warm_up() -> None:
     for template in environment.list_templates(extensions=["j2"]):
         environment.get_template(template)
     supervision.supervisor_archive()
-    secrecy._suspect()
     schema._any_of_the_cluster()
     attained.attained()
     releases.images()

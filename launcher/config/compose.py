@@ -1,7 +1,6 @@
 """Overrides to a checked configuration, with Hydra's compose API.
 
 Hydra's `@hydra.main` would compose twice, change the working directory's meaning and own the exit code.
-Most compositions take a short way (`tree_composer`), the others Hydra's own.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.hydra_setup import unchanged_tree, with_gpus
+from launcher.config.hydra_setup import with_gpus
 from launcher.config.overrides import (
     DEVICES,
     GRES,
-    MAIN,
     NODE_GPUS,
     is_derived_from_gpus,
     options_of,
@@ -33,7 +29,7 @@ from launcher.config.overrides import (
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
 from launcher.config.sources import Sources
-from launcher.config.tree_composer import ComposedTree, HydraTree, TreeComposer, tree_composer
+from launcher.config.tree_composer import ComposedTree, TreeComposer
 from launcher.config.values import NumberForText
 from launcher.errors import Mistakes, UserError, absolute_path, check_directory, literal
 
@@ -88,36 +84,25 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
 class BatchComposer:
     """Composes points of the same choices, all after the first in a fraction of its time.
 
-    Files of the tree that change meanwhile are not looked at again. `alone` counts the points that Hydra had
-    to compose from the beginning.
+    Files of the tree that change meanwhile are not looked at again.
     """
 
     def __init__(self, base: Sequence[str], config_dir: Path | None = None, *, once: bool = False) -> None:
-        self.alone = 0
         self._base, self._config_dir, self._once = tuple(base), config_dir, once
         self._roots = tree_roots(config_dir)
-        self._trees: TreeComposer | None = None
+        self._trees = TreeComposer(self._roots)
         self._sources: dict[tuple[str, ...], Sources] = {}
 
     def compose(self, point: Sequence[str] = ()) -> Composition:
         """Compose one point: the shared overrides, and then its own."""
-        overrides, config_dir = (*self._base, *point), self._config_dir
-        with _explained(overrides, config_dir, BatchComposer((), config_dir)._compose):
-            return self._compose(overrides)
+        overrides = (*self._base, *point)
+        with _explained(overrides, self._config_dir, self._trees, self._compose_again):
+            if self._once:
+                return self._check(self._trees.compose(overrides), overrides)
+            return self._compose_again(overrides)
 
-    def _compose(self, overrides: Sequence[str]) -> Composition:
-        try:
-            if self._trees is None:
-                self._trees = tree_composer(tuple(self._roots), once=self._once)
-            return self._check(self._trees.compose(overrides), overrides)
-        except (UserError, OverrideParseException, MissingConfigException):
-            raise
-        except Exception as error:
-            if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
-                raise  # a value that Hydra refuses on either way
-            # A mistake of another kind, or a case that the short way does not know: Hydra's own node is one.
-            self.alone += 1
-            return self._check(HydraTree(overrides, self._roots), overrides)
+    def _compose_again(self, overrides: Sequence[str]) -> Composition:
+        return self._check(self._trees.compose_again(overrides), overrides)
 
     def _check(self, composed: ComposedTree, overrides: Sequence[str]) -> Composition:
         settle_directories(composed)
@@ -125,7 +110,7 @@ class BatchComposer:
         sources = Sources(overrides, self._roots)
         sources = Sources(overrides, self._roots, like=self._sources.setdefault(composed.key, sources))
         config, node = _checked_as(RunConfig, composed, sources)
-        choices = {group: choice for group, choice in composed.choices.items() if group in node and choice}
+        choices = {group: choice for group, choice in composed.choices.items() if group in node}
         references = secret_references(composed.tree, node)
         return Composition(config, choices, tuple(overrides), self._config_dir, references=references)
 
@@ -134,17 +119,17 @@ def compose_file(
     name: str, overrides: Sequence[str], model: type[Model], config_dir: Path | None = None
 ) -> Model:
     """Compose one file of the tree by itself, with what it builds on, and check it against a schema."""
+    roots = tree_roots(config_dir)
+    trees = TreeComposer(roots, name)
 
-    def compose_checked(texts: Sequence[str]) -> Model:
-        composed = HydraTree(texts, tree_roots(config_dir), name)
-        sources = Sources(texts, tree_roots(config_dir), primary=name)
-        config, node = _checked_as(model, composed, sources)
+    def check(composed: ComposedTree, texts: Sequence[str]) -> Model:
+        config, node = _checked_as(model, composed, Sources(texts, roots, primary=name))
         check_references(secret_references(composed.tree, node))
         check_secrets(config)
         return config
 
-    with _explained(overrides, config_dir, compose_checked, name):
-        return compose_checked(overrides)
+    with _explained(overrides, config_dir, trees, lambda texts: check(trees.compose_again(texts), texts)):
+        return check(trees.compose(overrides), overrides)
 
 
 def _checked_as(model: type[Model], composed: ComposedTree, sources: Sources) -> tuple[Model, dict[str, Any]]:
@@ -217,8 +202,8 @@ def derive_from_gpus(composed: ComposedTree, overrides: Sequence[str]) -> None:
 def _explained(
     overrides: Sequence[str],
     config_dir: Path | None,
+    trees: TreeComposer,
     check: Callable[[Sequence[str]], object],
-    primary: str = MAIN,
 ) -> Iterator[None]:
     """Turn an error of Hydra's or OmegaConf's into one that helps; leave any other as it is."""
     if config_dir is not None:
@@ -229,11 +214,9 @@ def _explained(
         # Imported late: most configurations have no mistake.
         from launcher.config.mistakes import Attempt, explain_all
 
-        roots = tree_roots(config_dir)
-        with unchanged_tree():
-            explained = explain_all(error, Attempt(overrides, roots, check, primary)) or error
-            if isinstance(explained, UserError):
-                Sources(overrides, roots, primary=primary).annotate(explained)
+        explained = explain_all(error, Attempt(overrides, trees, check)) or error
+        if isinstance(explained, UserError):
+            Sources(overrides, trees.roots, primary=trees.primary).annotate(explained)
         if explained is error:
             raise
         raise explained from error

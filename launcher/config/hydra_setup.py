@@ -1,4 +1,4 @@
-"""Hydra and OmegaConf, set up: our resolvers, the user's own tree in front of ours, libyaml.
+"""Hydra, set up: our resolvers, and the files of our tree with the user's own in front of it.
 
 The resolvers `multiply`, `divide_ceil` and `divide_floor` are the NeMo Megatron launcher's: users' own trees
 have them.
@@ -6,169 +6,146 @@ have them.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import io
+import builtins
+import functools
 import math
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any
 
 import yaml
-from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
-from hydra._internal.utils import create_config_search_path
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.default_element import ResultDefault
-from hydra.core.utils import JobRuntime, setup_globals
-from hydra.plugins.config_source import ConfigResult
-from omegaconf import OmegaConf, _utils, flag_override
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader  # no public name: what OmegaConf takes for a number
+from omegaconf.errors import OmegaConfBaseException
 
+from launcher.errors import UserError, escape
+from launcher.runs.paths import display_path
 from launcher.sandbox import default_directory, is_sandbox, slurm_conf_path
 from launcher.slurm.notations import format_days, training_seconds
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 # Of a file with its aliases expanded, and of a number, of which Python converts 4,300.
 _MOST_VALUES, _MOST_DIGITS = 100_000, 1000
-_MEMORY: ContextVar[dict[Any, Any] | None] = ContextVar("memory", default=None)
+_ROOTS: ContextVar[Sequence[Path]] = ContextVar("roots", default=())
+_MAPPING = "a file of the tree holds KEY: VALUE lines"
 
 
 @contextmanager
-def unchanged_tree() -> Iterator[None]:
-    """Take the files of the trees as unchanged inside, where a mistake is explained by many compositions."""
-    token = _MEMORY.set({})
+def hydra_of(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
+    """Initialize Hydra with the trees of `roots`, of which the first has precedence."""
+    register_resolvers()
+    for plugin in (_SearchPath, TreeSource):
+        Plugins.instance().register(plugin)
+    token = _ROOTS.set(roots)
     try:
-        yield
+        with initialize_config_dir(str(roots[-1].absolute()), job_name="slipway", version_base="1.3"):
+            yield GlobalHydra.instance().config_loader()
     finally:
-        _MEMORY.reset(token)
+        _ROOTS.reset(token)
 
 
-def once_in_unchanged_tree(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Call a function once with the same positional arguments, inside `unchanged_tree`."""
+class _SearchPath(SearchPathPlugin):
+    """The trees, in front of all others: `hydra.searchpath` only appends, and replaces no file of ours."""
 
-    @wraps(function)
-    def remembered(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        memory = _MEMORY.get()
-        if memory is None:
-            return function(*args, **kwargs)
-        if (key := (function, args)) not in memory:
-            memory[key] = function(*args, **kwargs)
-        return cast("_T", memory[key])
-
-    return remembered
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for root in reversed(_ROOTS.get()):
+            search_path.prepend("slipway", f"{TreeSource.scheme()}://{root.absolute()}")
 
 
-class TreeFiles(ConfigRepository):
-    """Hydra's view of the tree, in which each file is parsed once, unless it is read only `once`."""
-
-    def __init__(self, config_search_path: ConfigSearchPath, once: bool) -> None:
-        self._once = once
-        super().__init__(config_search_path)
-
-    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        super().initialize_sources(config_search_path)
-        self._results: dict[str, bytes] = {}
-        self._groups: dict[str, bool] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TreeFiles:
-        return copy.copy(self)  # each composition would copy the files, and so parse them again
-
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        if self._once:
-            return super().load_config(config_path)
-        if config_path not in self._results:
-            self._results[config_path] = pickle.dumps(super().load_config(config_path))
-        # Merging takes the nodes over: a copy each time, in a fifth of the time of `copy.deepcopy`.
-        return cast("ConfigResult | None", pickle.loads(self._results[config_path]))
-
-    def group_exists(self, config_path: str) -> bool:
-        if config_path not in self._groups:
-            self._groups[config_path] = super().group_exists(config_path)
-        return self._groups[config_path]
-
-
-class _Loader(ConfigLoaderImpl):
-    """Hydra's loader, which takes over the nodes of a file: copying them is a fifth of a composition."""
-
-    def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
-        result = super()._load_single_config(default, repo)
-        # Another default may have the same file, and is to have nodes of its own.
-        cast("CachingConfigRepository", repo).cache.pop(f"config_path={default.config_path}")
-        return result
+class TreeSource(ConfigSource):
+    """The files of a tree, of which each text is parsed once a process."""
 
     @staticmethod
-    def _embed_result_config(ret: ConfigResult, package_override: str | None) -> ConfigResult:
-        package = ret.header["package"] if package_override is None else package_override
-        if not package:
-            return ret
-        config = OmegaConf.create()
-        with flag_override(config, "no_deepcopy_set_nodes", True):
-            OmegaConf.update(config, package, ret.config, merge=False)
-        return dataclasses.replace(ret, config=config)
+    def scheme() -> str:
+        return "slipway"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        text, content = _read(self._path_of(config_path))
+        return ConfigResult(self.provider, self.full_path(), content, self._get_header_dict(text))
+
+    def is_group(self, config_path: str) -> bool:
+        return os.path.isdir(Path(self.path, config_path))  # noqa: PTH112  # no error for any name
+
+    def is_config(self, config_path: str) -> bool:
+        return os.path.isfile(self._path_of(config_path))  # noqa: PTH113
+
+    def available(self) -> bool:
+        return self.is_group("")
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
+        return sorted(path.stem for path in Path(self.path, config_path).glob("*.yaml"))
+
+    def _path_of(self, config_path: str) -> Path:
+        return Path(self.path, self._normalize_file_name(config_path))
 
 
-@once_in_unchanged_tree
-def config_loader(roots: tuple[Path, ...], *, once: bool = True) -> ConfigLoaderImpl:
-    """Return Hydra's loader of our tree, the last of `roots`, with the user's own in front of it."""
-    use_libyaml()
-    register_resolvers()
-    setup_globals()
-    version.setbase("1.3")
-    JobRuntime().set("name", "slipway")
-    search_path = create_config_search_path(str(roots[-1]))
-    for root in roots[:-1]:  # Hydra's `hydra.searchpath` only appends, and replaces no file of ours
-        search_path.prepend("user", f"file://{root.absolute()}")
-    loader = _Loader(search_path)
-    loader.repository = TreeFiles(search_path, once and _MEMORY.get() is None)
-    return loader
+_LIBYAML = (yaml.CSafeLoader,) if yaml.__with_libyaml__ else ()
 
 
-@cache
-def use_libyaml() -> None:
-    """Let OmegaConf, which has no setting for it, use libyaml: the parser in Python is slow."""
-    loader: Any = _utils.get_yaml_loader()
+class TreeLoader(*_LIBYAML, get_yaml_loader()):  # type: ignore[misc]
+    """OmegaConf's loader with libyaml, which refuses what takes all memory or is no number for Python."""
 
-    class BoundedLoader(loader):  # type: ignore[misc]
-        """OmegaConf's loader, which refuses what would take all memory, or is no number for Python."""
+    def construct_document(self, node: yaml.Node) -> Any:
+        _count_values(node, {})
+        return super().construct_document(node)
 
-        def construct_document(self, node: yaml.Node) -> Any:
-            _count_values(node, {})
-            return super().construct_document(node)
 
-    _utils.get_yaml_loader = lambda: BoundedLoader
-    if not yaml.__with_libyaml__:
-        return
-    from yaml._yaml import CParser
+@functools.lru_cache(maxsize=256)
+def _parse(text: str) -> bytes | None:
+    """Return the keys of a file of the tree, pickled; ``None`` if it is no mapping.
 
-    class LibyamlLoader(CParser, BoundedLoader):
-        """OmegaConf's loader with libyaml's parser."""
+    Hydra changes what it is given: a copy each time, in a fifth of the time of `copy.deepcopy`.
+    """
+    content = yaml.load(text, Loader=TreeLoader)
+    return pickle.dumps(OmegaConf.create(content or {})) if isinstance(content, dict | None) else None
 
-        def __init__(self, stream: Any) -> None:
-            self._text = stream if isinstance(stream, str) else stream.read()
-            self._name = getattr(stream, "name", None)
-            CParser.__init__(self, self._text)
-            yaml.constructor.SafeConstructor.__init__(self)
-            yaml.resolver.Resolver.__init__(self)
 
-        def get_single_data(self) -> Any:
-            try:
-                return super().get_single_data()
-            except yaml.YAMLError:
-                # Read again for the message: libyaml's names neither the file nor the column.
-                stream = io.StringIO(self._text)
-                if self._name is not None:
-                    stream.name = self._name
-                return BoundedLoader(stream).get_single_data()
+def _read(path: Path) -> tuple[str, DictConfig]:
+    """Return the text of a file of the tree, and its keys; raise UserError if it cannot be read."""
+    name, text = escape(display_path(path)), ""
+    try:
+        text = path.read_text(encoding="utf-8")
+        pickled = _parse(text)
+        if pickled is None:
+            raise UserError(f"{name}: not a mapping of keys to values", hint=_MAPPING)
+        content = pickle.loads(pickled)
+        defaults = content.get("defaults", OmegaConf.create([]))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}: not valid UTF-8", hint="save it as UTF-8") from error
+    except OSError as error:
+        raise UserError(f"{name}: {(error.strerror or str(error)).lower()}") from error
+    except yaml.YAMLError as error:
+        raise _not_yaml(name, text, error) from error
+    except OmegaConfBaseException as error:
+        message = f"{name}: {error.full_key}: not an interpolation: {escape(str(error).splitlines()[0])}"
+        raise UserError(message, hint="it is ${KEY}") from error
+    if not OmegaConf.is_list(defaults):
+        hint = "such as defaults: [_base, _self_]"
+        raise UserError(f"{name}: defaults={defaults!r}: expected a list", hint=hint)
+    return text, content
 
-    _utils.get_yaml_loader = lambda: LibyamlLoader
+
+def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> UserError:
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return UserError(f"{name}: not valid YAML: {escape(str(error).splitlines()[0])}")
+    begin, mark = error.context_mark, error.problem_mark or error.context_mark
+    line = f":{mark.line + 1}" if mark else ""
+    hint = f"{error.context}, line {begin.line + 1}" if begin else None
+    if mark and text[mark.index : mark.index + 1] == "\t":
+        hint = "indent with spaces, not with tabs"
+    return UserError(f"{name}{line}: not valid YAML: {error.problem}", hint=hint)
 
 
 def _count_values(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
@@ -187,11 +164,8 @@ def _count_values(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
 
 def register_resolvers() -> None:
     """Make the resolvers known to OmegaConf; calling it again changes nothing."""
-    for name, function in PURE.items():
+    for name, function in RESOLVERS.items():
         OmegaConf.register_new_resolver(name, function, replace=True)
-    OmegaConf.register_new_resolver("oc.env", _environment_variable, replace=True)
-    OmegaConf.register_new_resolver("sandbox_slurm_conf", _sandbox_slurm_conf, replace=True)
-    OmegaConf.register_new_resolver("where_we_stand", _where_we_stand, replace=True)
 
 
 _NO_DEFAULT: Any = object()
@@ -208,7 +182,9 @@ def _environment_variable(name: str, default: Any = _NO_DEFAULT) -> str | None:
         return value
     if default is not _NO_DEFAULT:
         return None if default is None else str(default)
-    raise KeyError(f"Environment variable '{name}' {'not found' if value is None else 'is empty'}")
+    state, remedy = ("not set", "export it") if value is None else ("empty", "give it a value")
+    hint = f"{remedy}, or give a default: ${{oc.env:{name},DEFAULT}}"
+    raise LookupError(f"the environment variable {name} is {state}\n{hint}")
 
 
 def _max_time(time_limit: Any) -> str | None:
@@ -239,17 +215,6 @@ def with_gpus(gres: str, gpus: int) -> str:
     return _GPU_GRES.sub(rf"\g<1>:{gpus}", gres) if _GPU_GRES.fullmatch(gres) else gres
 
 
-# Functions of their arguments alone.
-PURE: dict[str, Callable[..., Any]] = {
-    "multiply": lambda *factors: math.prod(factors),
-    "divide_ceil": lambda a, b: -(-a // b),
-    "divide_floor": lambda a, b: a // b,
-    "max_time": _max_time,
-    "node_gpus": _node_gpus,
-    "gpu_gres": _gpu_gres,
-}
-
-
 def _sandbox_slurm_conf() -> str:
     """Return the configuration of the sandbox that the shell points at, or of the default one.
 
@@ -264,3 +229,16 @@ def _sandbox_slurm_conf() -> str:
 def _where_we_stand() -> str:
     """Return the scheduler of `cluster=interactive`: the shell's allocation, else this machine."""
     return "allocation" if os.environ.get("SLURM_JOB_ID") else "local"
+
+
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "multiply": lambda *factors: math.prod(factors),
+    "divide_ceil": lambda a, b: -(-a // b),
+    "divide_floor": lambda a, b: a // b,
+    "max_time": _max_time,
+    "node_gpus": _node_gpus,
+    "gpu_gres": _gpu_gres,
+    "oc.env": _environment_variable,
+    "sandbox_slurm_conf": _sandbox_slurm_conf,
+    "where_we_stand": _where_we_stand,
+}

@@ -1,21 +1,28 @@
-"""Hydra's errors about the user's overrides, made helpful. Imported only after a mistake."""
+"""Mistakes in overrides and files of the tree, explained. Imported only after a mistake."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
-from hydra.errors import OverrideParseException as ParseError
+from hydra.core.override_parser.types import ValueType
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
+from launcher.config.hydra_setup import RESOLVERS
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
@@ -24,16 +31,17 @@ from launcher.config.overrides import (
     choice_hint,
     for_shell,
     hydra_value,
-    keys_for_hydra,
     nearest_choice,
     options_of,
     parse_override,
 )
+from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.secrets import NEMO_NODES, Placeholder, placeholder_in
 from launcher.config.sources import locate_text
-from launcher.config.tree_composer import HydraTree, NeedsFullCompose, tree_composer
-from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
-from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest
+from launcher.config.tree_composer import Fault, MissingValue, NotApplied, TreeComposer, nodes
+from launcher.config.values import MOST_KEYS
+from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest, setting_error
+from launcher.runs.paths import display_path
 from launcher.slurm.sbatch_options import key_hint
 
 _OPEN = ("image.versions",)  # what a template of the user's own may build
@@ -52,9 +60,13 @@ class Attempt:
     """A composition that failed; `check` composes other overrides, and holds them against the schema."""
 
     overrides: Sequence[str]
-    roots: Sequence[Path]
+    trees: TreeComposer
     check: Callable[[Sequence[str]], object]
-    primary: str = MAIN
+
+    @property
+    def is_launch(self) -> bool:
+        """True if the root file of a launch is composed."""
+        return self.trees.primary == MAIN
 
     @cached_property
     def tree(self) -> DictConfig | None:
@@ -62,20 +74,14 @@ class Attempt:
         parsed = map(parse_override, self.overrides)
         choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
         try:
-            if self.primary == MAIN:
-                with suppress(NeedsFullCompose):
-                    return tree_composer(tuple(self.roots)).compose(choices).tree
-            return HydraTree(choices, self.roots, self.primary).tree
-        except (HydraException, OmegaConfBaseException, UserError):
+            return self.trees.compose_again(choices).tree
+        except (HydraException, OmegaConfBaseException, UserError, NotApplied):
             return None
 
     @cached_property
     def keys(self) -> list[str]:
         """All keys of the tree, each with its parents."""
-        if self.tree is None:
-            return []
-        plain = OmegaConf.to_container(self.tree, resolve=False)
-        return list(_keys_of(plain)) if isinstance(plain, dict) else []
+        return [] if self.tree is None else _keys_of(OmegaConf.to_container(self.tree))
 
     def override_of(self, key: str) -> str:
         """Return the override that sets a key, as the user wrote it, or else the key."""
@@ -83,46 +89,42 @@ class Attempt:
 
     def no_choice(self, group: str, choice: str) -> NoSuchChoice:
         """Return the error about a choice that its group does not have, with those that it has."""
-        return NoSuchChoice(group, choice, choice_hint(choice, options_of(group, self.roots)))
-
-    def as_written(self, typed: str) -> str:
-        """Return the override that became `typed` for Hydra: text is quoted on the way."""
-        written = (text for text in self.overrides if keys_for_hydra([parse_override(text)]) == [typed])
-        return next(written, typed)
+        return NoSuchChoice(group, choice, choice_hint(choice, options_of(group, self.trees.roots)))
 
 
-def _keys_of(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in mapping.items():
-        yield f"{prefix}{name!s}"
-        if isinstance(value, dict):
-            yield from _keys_of(value, f"{prefix}{name!s}.")
+def _keys_of(mapping: Any) -> list[str]:
+    """Return all keys of a mapping, each with its parents."""
+    paths = [path for path, _ in nodes(mapping) if path]
+    return [".".join(map(str, path)) for path in paths if not any(isinstance(part, int) for part in path)]
 
 
 def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
     """Say what all mistakes of a command line are; ``None`` if there was none, but a mistake of ours.
 
-    Hydra stops at the first override that it cannot apply. The composition is tried again without it, for as
-    long as there are others.
+    The composition is tried again without the overrides that are wrong, for as long as there are others.
     """
-    first = last = explain(error, attempt)
-    if first is None or last is None:
-        return None
-    mistakes, left = list(first.mistakes), list(attempt.overrides)
+    mistakes: list[UserError] = []
+    left = list(attempt.overrides)
     for _ in range(_MOST_TRIED):
-        if (rest := _without_fault(last, left, attempt)) == left:
-            break
-        left = rest
+        rest = replace(attempt, overrides=left)
         try:
             attempt.check(left)
-            break
+            last = None
         except Exception as another:
-            last = explain(another, replace(attempt, overrides=left))
+            last = explain(another, rest)
+        if last is None and not mistakes:
+            last = explain(error, rest)
         if last is None:
             break
         # A value that was taken away is not missing, and one that was put in its place is not the user's.
         ours = {mistake.key for mistake in mistakes}
         mistakes += [mistake for mistake in last.mistakes if mistake.key not in ours]
-    return first if len(mistakes) == len(first.mistakes) else Mistakes(_in_order(mistakes, attempt.overrides))
+        if (remaining := _without_fault(last, left, attempt)) == left:
+            break
+        left = remaining
+    if len(mistakes) < 2:
+        return next(iter(mistakes), None)
+    return Mistakes(_in_order(mistakes, attempt.overrides))
 
 
 def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt) -> list[str]:
@@ -136,7 +138,7 @@ def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt)
         if not any(_sets(item, key) for key in keys):
             rest.append(text)
         elif item.key in GROUPS and item.value is not None:
-            near = nearest_choice(item.value, options_of(item.key, attempt.roots))
+            near = nearest_choice(item.value, options_of(item.key, attempt.trees.roots))
             rest += [f"{item.key}={near}"] if near and near != item.value else []
     return [*rest, *(f"++{item.key}=0" for item in error.mistakes if isinstance(item, MissingValue))]
 
@@ -158,28 +160,45 @@ def _in_order(mistakes: Sequence[UserError], overrides: Sequence[str]) -> list[U
 
 def explain(error: Exception, attempt: Attempt) -> UserError | None:
     """Say what the user's mistake was; ``None`` if it was not one, but a mistake of ours."""
-    of_root = mistakes_of_root(attempt.roots) if attempt.primary == MAIN else []
+    of_root = _mistakes_of_root(attempt.trees.roots) if attempt.is_launch else []
     if of_root:
         return Mistakes(of_root)
     if isinstance(error, NoSuchChoice):
         return attempt.no_choice(error.group, error.choice)
-    if isinstance(error, UserError):
-        return error
+    if isinstance(error, NotApplied):
+        mistakes = [mistake for fault in error.faults for mistake in _fault(fault, attempt).mistakes]
+        return Mistakes(list({mistake.key: mistake for mistake in mistakes}.values()))
     if isinstance(error, MissingConfigException):
         return _missing_file(error, attempt)
-    broken = broken_trees(error, attempt.overrides, attempt.roots, attempt.primary)
-    if broken is not None:
-        return broken
-    if isinstance(error, ParseError):
-        return _not_parsed(attempt.as_written(error.override))
-    if isinstance(error, ConfigCompositionException) and isinstance(error.__cause__, OmegaConfBaseException):
-        return _composition(error, attempt) or explain_value(error.__cause__, attempt.keys)
+    if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
+        return _explain_value(error.__cause__, attempt.keys)
     if isinstance(error, OmegaConfBaseException):
-        return explain_value(error, attempt.keys)
-    if isinstance(error, HydraException):
+        return _explain_value(error, attempt.keys)
+    if isinstance(error, HydraException | yaml.YAMLError):
         first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return _composition(error, attempt) or UserError(escape(first), hint=" ".join(rest[:2]) or None)
-    return None
+        return UserError(escape(first), hint=" ".join(rest[:2]) or None)
+    return error if isinstance(error, UserError) else None
+
+
+def _fault(fault: Fault, attempt: Attempt) -> UserError:
+    """Explain why an override cannot be applied."""
+    text, override = fault.text, fault.parsed
+    if override is None:
+        return _not_parsed(text)
+    key, value = override.key_or_group, parse_override(text).value or ""
+    if override.is_sweep_override():
+        if key in GROUPS:
+            return attempt.no_choice(key, value)
+        if override.value_type != ValueType.SIMPLE_CHOICE_SWEEP:
+            return setting_error(f"{escape(text)}: sweeps are not supported: one launch has one value")
+        hint = f"a list: {for_shell(f'{key}=[{value}]')}\n{_quoted(key, value)}"
+        return setting_error(f"{escape(text)}: several values for one key", hint)
+    if override.is_delete():
+        return _not_deleted(text, key, attempt)
+    if isinstance(fault.error, ConfigKeyError | ConfigAttributeError):
+        return _unknown_key(key, attempt)
+    assert isinstance(fault.error, OmegaConfBaseException)
+    return _explain_value(fault.error, attempt.keys)
 
 
 def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
@@ -191,11 +210,11 @@ def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
     choice = name.removeprefix(f"{group}/")
     if is_requested or parent is None or parent[1] == "config" or group == name:
         return attempt.no_choice(group, choice)
-    options = options_of(group, attempt.roots)
+    options = options_of(group, attempt.trees.roots)
     near = nearest_choice(choice, options) or ""
     return UserError(
         f"{escape(name)}: there is no such file to build on",
-        source=locate_text(parent[1], name.rpartition("/")[2], attempt.roots),
+        source=locate_text(parent[1], name.rpartition("/")[2], attempt.trees.roots),
         # A family's file is built on by its whole path.
         hint=f"did you mean '/{group}/{near}@_here_'?" if "/" in near else choice_hint(choice, options),
     )
@@ -210,33 +229,21 @@ def _not_parsed(text: str) -> UserError:
     placeholder = placeholder_in(override.key, value)
     if placeholder is not None:
         return Placeholder(override.key, value, placeholder)
-    hint: str | None = _quoted(override.key, value)
+    hint: str | None
     if not value.isprintable():
         what, hint = "a line break or another control character needs quotes around the value", None
-    elif value.startswith(("'", '"')) and (len(value) == 1 or value[-1] != value[0]):
-        what = "a quote is not closed"
-    elif value.count("${") > value.count("}"):
-        what = "an interpolation is not closed"
     elif value.startswith(("[", "{")):
         what, hint = "Hydra cannot read this", "a list is [a, b], a mapping {key: value}"
+    elif value.startswith(("'", '"')) or value.count("${") > value.count("}"):
+        what, hint = "a quote or an interpolation is not closed", _quoted(override.key, value)
     else:
-        what = "a character in this value means something else to Hydra"
+        what, hint = "a character in this value means something else to Hydra", _quoted(override.key, value)
     return UserError(f"{escape(text)}: {what}", key=override.key, hint=hint)
 
 
 def _quoted(key: str, value: str) -> str:
     text = value.strip("'\"") if value.startswith(("'", '"')) else value
     return f"if it is text, quote it twice: {for_shell(f'{key}={hydra_value(text)}')}"
-
-
-def _composition(error: Exception, attempt: Attempt) -> UserError | None:
-    """Explain an error of applying overrides, by the beginning of Hydra's message."""
-    message = str(error)
-    for pattern, handler in _TOLD:
-        match = re.match(pattern, message, re.DOTALL)
-        if match:
-            return handler(match[1], attempt)
-    return None
 
 
 def _unknown_key(key: str, attempt: Attempt) -> UserError:
@@ -248,8 +255,8 @@ def _unknown_key(key: str, attempt: Attempt) -> UserError:
         return UserError(message, key=key, hint=f"to add it: {for_shell(added) if ' ' in added else added}")
     within = _unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
     if within:
-        return Mistakes([_no_such_key(f"{inner}: there is no such key", inner, attempt) for inner in within])
-    return _no_such_key(f"{escape(attempt.override_of(key))}: there is no such key", key, attempt)
+        return Mistakes([_no_such_key(inner, inner, attempt) for inner in within])
+    return _no_such_key(key, attempt.override_of(key), attempt)
 
 
 def _unknown_within(key: str, attempt: Attempt) -> list[str]:
@@ -259,15 +266,15 @@ def _unknown_within(key: str, attempt: Attempt) -> list[str]:
         mapping = OverridesParser.create().parse_override(f"x={value}").value()
     except HydraException:
         return []
-    below = _keys_of(mapping, f"{key}.") if isinstance(mapping, dict) else []
+    below = [f"{key}.{inner}" for inner in _keys_of(mapping)] if isinstance(mapping, dict) else []
     unknown = [inner for inner in below if inner not in attempt.keys]
     # Of a key that is not there, those below it are none either.
     return [inner for inner in unknown if inner.rpartition(".")[0] not in unknown]
 
 
-def _no_such_key(start: str, key: str, attempt: Attempt) -> UserError:
+def _no_such_key(key: str, text: str, attempt: Attempt) -> UserError:
     parent, _, name = key.rpartition(".")
-    tree = attempt.tree
+    tree, start = attempt.tree, f"{escape(text)}: there is no such key"
     if tree is None:
         return UserError(start, key=key)
     node = OmegaConf.select(tree, parent) if parent else tree
@@ -276,7 +283,7 @@ def _no_such_key(start: str, key: str, attempt: Attempt) -> UserError:
         # As NeMo's documentation and the notes of a stage name it.
         if f"training.{key}" in attempt.keys:
             hint = f"did you mean 'training.{key}'?"
-        if key.startswith("image.") and attempt.primary == MAIN:
+        if key.startswith("image.") and attempt.is_launch:
             hint = f"keys of a recipe go to `slipway image build NAME {escape(attempt.override_of(key))}`"
         return UserError(start, key=key, hint=hint)
     return UserError(start, key=key, hint=_near_keys(parent, name, [str(child) for child in node], attempt))
@@ -285,7 +292,7 @@ def _no_such_key(start: str, key: str, attempt: Attempt) -> UserError:
 def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -> str:
     if parent == "cluster" and (option := key_hint(name)):
         return option
-    hint = did_you_mean(name, valid) or "it holds no keys yet"
+    hint = did_you_mean(name, valid, MOST_KEYS) or "it holds no keys yet"
     # Of the same name, and of a longer one: of nodes training.trainer.num_nodes too.
     elsewhere = [key for end in (f".{name}", f"_{name}") for key in attempt.keys if key.endswith(end)]
     elsewhere = elsewhere[:_MOST_NEAR]
@@ -297,41 +304,116 @@ def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -
     return hint
 
 
-def _nothing_to_delete(key: str, attempt: Attempt) -> UserError:
+def _not_deleted(text: str, key: str, attempt: Attempt) -> UserError:
+    if "=" in text and attempt.tree is not None and OmegaConf.select(attempt.tree, key) is not None:
+        drop = f"to drop the key whatever its value: ~{key}"
+        return UserError(f"{escape(text)}: the key has another value", key=key, hint=drop)
     if key in attempt.keys:
         return UserError(f"~{escape(key)}: it is null already", key=key, hint="there is nothing to drop")
     hint = did_you_mean(key, nearest(key, attempt.keys, _MOST_NEAR))
     return UserError(f"~{escape(key)}: there is no such key", key=key, hint=hint)
 
 
-def _several_values(text: str, attempt: Attempt) -> UserError:
-    override = parse_override(text)
-    if override.key in GROUPS:
-        return attempt.no_choice(override.key, override.value or "")
-    value = override.value or ""
-    return UserError(
-        f"{escape(text)}: several values for one key",
-        key=override.key,
-        hint=f"a list: {for_shell(f'{override.key}=[{value}]')}\n{_quoted(override.key, value)}",
-    )
+def _explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserError:
+    """Explain a value that is missing, or a reference to a key that does not exist."""
+    key = str(error.full_key or "")
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    start = f"{escape(key)}: " if key else ""
+    if match := re.search(r"Missing mandatory value: ([\w.]+)", message):
+        return MissingValue(key if isinstance(error, MissingMandatoryValue) else match[1])
+    if isinstance(error, InterpolationKeyError):
+        return _no_such_reference(key, message, keys)
+    if match := re.search(r"Unsupported interpolation type (\S+)", message):
+        valid = did_you_mean(match[1], (*RESOLVERS, "oc.decode", "oc.select"))
+        return UserError(f"{start}there is no resolver {match[1]!r}", key=key, hint=valid)
+    if "Recursive interpolation" in message:
+        return UserError(f"{start}it refers to itself", key=key, hint="give it a value of its own")
+    if match := re.search(r"node `([^`]*)` is not a container", message):
+        return UserError(f"{match[1]}: expected keys below it, not a value", key=match[1])
+    if "Cannot merge DictConfig with ListConfig" in message:
+        return UserError(f"{start}expected a list, such as [a, b]", key=key)
+    message = re.sub(r"^(\w+) raised while resolving interpolation: $", r"its resolver ends with \1", message)
+    message = re.sub(r"^\w+ raised while resolving interpolation: ", "", message)
+    # OmegaConf's further lines are indented.
+    hint = next((line for line in str(error).splitlines()[1:] if line[:1] not in ("", " ")), None)
+    return UserError(f"{start}{escape(message[:1].lower() + message[1:])}", key=key or None, hint=hint)
 
 
-def _sweep(text: str, attempt: Attempt) -> UserError:
-    key = parse_override(text).key
-    return UserError(f"{escape(text)}: sweeps are not supported: one launch has one value", key=key)
+def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError:
+    start = escape(key)
+    match = re.search(r"Interpolation key '([^']*)' not found", message)
+    name = match[1] if match else ""
+    near = nearest(name, [other for other in keys if other != name])
+    hint = f"did you mean '${{{near[0]}}}'?" if near else "whole keys are meant, such as ${cluster.partition}"
+    if name.isupper() and "." not in name:
+        hint = f"of the environment: ${{oc.env:{name}}}; or let envsubst fill it in before"
+    if name.startswith("cluster.") and name.removeprefix("cluster.") in ClusterConfig.model_fields:
+        key = "cluster"
+        hint = "the files in cluster/ build on what all clusters share: defaults: [_base, _self_]"
+    return UserError(f"{start}=${{{name}}}: there is no key {name!r} to refer to", key=key, hint=hint)
 
 
-def _deleted_with_another_value(key: str, attempt: Attempt) -> UserError:
-    text = attempt.override_of(key)
-    hint = f"to drop the key whatever its value: ~{key}"
-    return UserError(f"{escape(text)}: the key has another value", key=key, hint=hint)
+# --- the root file of the user's own tree
+
+_LISTED = 12  # missing keys that one message names
 
 
-_TOLD: tuple[tuple[str, Callable[[str, Attempt], UserError]], ...] = (
-    (r"Could not override '([^']*)'", _unknown_key),
-    (r"Could not delete '([^']*)'\. No match", _nothing_to_delete),
-    (r"Could not delete from config\. '([^']*)' does not exist", _nothing_to_delete),
-    (r"Could not delete from config\. The value of '([^']*)'", _deleted_with_another_value),
-    (r"Ambiguous value for argument '(.*)'\n1\.", _several_values),
-    (r"Sweep parameters '(.*)' requires", _sweep),
-)
+def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
+    """Return what is wrong with the root file of the user's own tree, if there is one."""
+    ours = roots[-1] / f"{MAIN}.yaml"
+    path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8")) if path is not None else None
+    except (OSError, ValueError, yaml.YAMLError):  # told by others
+        return []
+    if path is None or not isinstance(node, yaml.MappingNode):
+        return []
+    return [*_unknown_groups(path, node, roots), *_unknown_keys(path, node), *_missing(path, node, ours)]
+
+
+def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
+    for name, choice, line in _choices(node):
+        known = name in GROUPS or name.startswith("hydra/") or any((root / name).is_dir() for root in roots)
+        if known or choice in ("null", "~", ""):
+            continue
+        near = did_you_mean(name, GROUPS) or ""
+        yield UserError(
+            f"{escape(name)}={escape(choice)}: there is no such group",
+            source=f"from {escape(display_path(path))}:{line}",
+            hint=near if near.startswith("did") else f"take the line out; {near}",
+        )
+
+
+def _unknown_keys(path: Path, node: yaml.MappingNode) -> Iterator[UserError]:
+    for key, _ in node.value:
+        if key.value not in (*RunConfig.model_fields, "defaults", "hydra"):
+            near = nearest(key.value, RunConfig.model_fields)
+            # The NeMo launcher has training_config for the choice of training.
+            is_meant = near and not key.value.endswith("_config")
+            yield UserError(
+                f"{escape(key.value)}: there is no such key",
+                source=f"from {escape(display_path(path))}:{key.start_mark.line + 1}",
+                hint=f"did you mean {near[0]!r}?" if is_meant else "take the line out",
+            )
+
+
+def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserError]:
+    present = {key.value for key, _ in node.value} | {name for name, _, _ in _choices(node)}
+    needed = [name for name, field in RunConfig.model_fields.items() if field.is_required()]
+    missing = [name for name in dict.fromkeys((*GROUPS, *needed)) if name not in present]
+    if missing:
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        yield UserError(
+            f"{escape(display_path(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
+            hint=f"begin with a copy of {display_path(ours)}, which it replaces",
+        )
+
+
+def _choices(node: yaml.MappingNode) -> Iterator[tuple[str, str, int]]:
+    """Return the groups of the defaults list, each with its choice and its line."""
+    for key, value in node.value:
+        if key.value == "defaults" and isinstance(value, yaml.SequenceNode):
+            for entry in value.value:
+                for group, choice in entry.value if isinstance(entry, yaml.MappingNode) else ():
+                    name = group.value.removeprefix("override ").removeprefix("optional ")
+                    yield name.partition("@")[0].lstrip("/"), str(choice.value), group.start_mark.line + 1

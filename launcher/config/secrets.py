@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, Node
+from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel
 
 from launcher.config.sources import Sources
+from launcher.config.tree_composer import nodes
 from launcher.errors import UserError, escape, setting, shortened
 from launcher.secrecy import (
     MASK,
@@ -37,13 +40,14 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 def check_secrets(config: BaseModel) -> None:
     """Raise UserError for a secret among the values, with its key and what to give in its place."""
-    known = known_values()
-    for key, value in _leaves(config.model_dump(exclude_unset=True)):
-        if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
+    known, values = known_values(), list(_values(config.model_dump(exclude_unset=True)))
+    for key, value in values:
+        if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
             _check(key, value, known)
-    for key, items in _lists(config.model_dump(exclude_unset=True)):
-        for secret in secret_items(items, known).values():
-            raise _refusal(key, f"it has {secret.what}", secret.variable or _variable_of(key))
+    for key, items in values:
+        if isinstance(items, list | tuple):
+            for secret in secret_items(items, known).values():
+                raise _refusal(key, f"it has {secret.what}", secret.variable or _variable_of(key))
 
 
 def check_references(references: Mapping[str, str]) -> None:
@@ -69,42 +73,25 @@ def secret_references(tree: DictConfig, resolved: Any) -> dict[str, str]:
 
     A reference that comes to nothing is none: ``${oc.env:WANDB_API_KEY,null}`` where that is not set.
     """
-    return dict(_references(tree, resolved, ()))
-
-
-def _references(node: Node, resolved: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    content = node._value()  # as it was written
-    if isinstance(content, (dict, list)):
-        for name, child in content.items() if isinstance(content, dict) else enumerate(content):
+    references: dict[str, str] = {}
+    for path, written in nodes(OmegaConf.to_container(tree)):
+        key = ".".join(map(str, path))
+        if isinstance(written, str) and "oc.env" in written and not is_file_key(key):
             with contextlib.suppress(KeyError, IndexError, TypeError):
-                yield from _references(child, resolved[name], (*path, str(name)))
-    elif isinstance(content, str) and "oc.env" in content and resolved not in (None, ""):
-        key = ".".join(path)
-        if not is_file_key(key):
-            yield from ((key, variable) for variable in referred_variables(content))
+                if functools.reduce(operator.getitem, path, resolved) not in (None, ""):
+                    references |= ((key, variable) for variable in referred_variables(written))
+    return references
 
 
-def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Find the values of a configuration, each with its key; a list's have that of the list."""
+def _values(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield the values and the lists of a configuration, each with its key; an item has that of its list."""
     if isinstance(node, Mapping):
         for name, value in node.items():
-            yield from _leaves(value, (*path, str(name)))
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            yield from _leaves(value, path)
-    else:
-        yield ".".join(path), node
-
-
-def _lists(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Find the lists of a configuration, each with its key."""
-    if isinstance(node, Mapping):
-        for name, child in node.items():
-            yield from _lists(child, (*path, str(name)))
-    elif isinstance(node, (list, tuple)):
-        yield ".".join(path), node
-        for child in node:
-            yield from _lists(child, path)
+            yield from _values(value, (*path, str(name)))
+        return
+    yield ".".join(path), node
+    for value in node if isinstance(node, list | tuple) else ():
+        yield from _values(value, path)
 
 
 def _check(key: str, value: str | int, known: Known) -> None:
@@ -196,7 +183,7 @@ def placeholders_in(node: Mapping[str, Any], sources: Sources) -> list[Placehold
     """Return a mistake for each value in which a placeholder was left, but not for references to one."""
     left = [
         Placeholder(key, value, text)
-        for key, value in _leaves(node)
+        for key, value in _values(node)
         if isinstance(value, str) and (text := placeholder_in(key, value)) is not None
     ]
     if len(left) < 2:

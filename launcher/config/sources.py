@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from hydra._internal.config_repository import CachingConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.hydra_setup import config_loader, once_in_unchanged_tree
+from launcher.config.hydra_setup import hydra_of
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
@@ -34,6 +31,7 @@ from launcher.config.overrides import (
     skipped_groups,
 )
 from launcher.errors import UserError, escape, shortened
+from launcher.runs.paths import display_path
 from launcher.secrecy import MASK, redacted, secrets_of
 
 # Errors to ignore when locating a value in a tree that has mistakes.
@@ -57,7 +55,6 @@ class TreeFile:
 
     path: Path
     package: str
-    is_mapping: bool
 
 
 class Position(NamedTuple):
@@ -114,7 +111,7 @@ class Sources:
                 return f"from the command line: {shortened(escape(redacted(setting.text)))}"
             reference = _reference_in(setting)
             further = self.locate(reference, depth - 1) if reference is not None and depth else None
-            return further or (setting and f"from {relative(setting.file.path)}:{setting.line}")
+            return further or (setting and f"from {display_path(setting.file.path)}:{setting.line}")
         return None
 
     @cached_property
@@ -177,13 +174,7 @@ def locate_text(config_path: str, text: str, roots: Sequence[Path]) -> str | Non
         return None
     lines = path.read_text(encoding="utf-8").splitlines()
     number = next((number for number, line in enumerate(lines, 1) if text in line), None)
-    return f"from {relative(path)}:{number}" if number else f"from {relative(path)}"
-
-
-def relative(path: Path) -> str:
-    """Return a path relative to the working directory, if it is below that."""
-    cwd = Path.cwd()
-    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+    return f"from {display_path(path)}:{number}" if number else f"from {display_path(path)}"
 
 
 def _setting_override(key: str, overrides: Sequence[Override]) -> Override | None:
@@ -218,26 +209,10 @@ def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str 
     )
     if primary == MAIN:
         chosen += [f"~{group}" for group in skipped_groups(overrides)]
-    return _files_of(tuple(chosen), tuple(roots), primary)
-
-
-@once_in_unchanged_tree
-def _files_of(chosen: tuple[str, ...], roots: tuple[Path, ...], primary: str) -> list[TreeFile]:
-    loader = config_loader(roots)
-    repository = CachingConfigRepository(loader.repository)
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(chosen))
-        listed = create_defaults_list(repository, primary, parsed, prepend_hydra=False, skip_missing=False)
-    except HydraException:  # the tree may change Hydra's own node
-        listed = loader.compute_defaults_list(primary, list(chosen), RunMode.RUN)
-    files = []
-    for default in listed.defaults:
-        path = _file(default.config_path or "", roots)
-        if path is not None:
-            result = repository.load_config(default.config_path or "")
-            is_mapping = result is not None and OmegaConf.is_dict(result.config)
-            files.append(TreeFile(path, default.package or "", is_mapping))
-    return files
+    with hydra_of(roots) as loader:
+        defaults = loader.compute_defaults_list(primary, chosen, RunMode.RUN).defaults
+    files = ((_file(default.config_path, roots), default.package or "") for default in defaults)
+    return [TreeFile(path, package) for path, package in files if path is not None]
 
 
 def _file(config_path: str, roots: Sequence[Path]) -> Path | None:

@@ -1,34 +1,28 @@
-"""Configuration trees composed with Hydra's loader, of which those that differ in values are composed once.
-
-Hydra's own node, which a launch drops, is not composed. What needs more than that raises `NeedsFullCompose`,
-and is composed by Hydra's own way (`HydraTree`). The versions of Hydra and OmegaConf are pinned; the tests
-compare the results with Hydra's.
-"""
+"""Configuration trees composed by Hydra, and further ones of the same choices from a copy."""
 
 from __future__ import annotations
 
-import copy
+import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import dropwhile
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import dropwhile, zip_longest
 from pathlib import Path
 from typing import Any, cast
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
+import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
-from launcher.config.hydra_setup import config_loader, once_in_unchanged_tree
+from launcher.config.hydra_setup import hydra_of
 from launcher.config.overrides import MAIN, NoSuchChoice, for_hydra
-from launcher.errors import Mistakes, UserError, escape
+from launcher.errors import Mistakes, UserError, escape, setting_error
 
-Choices = Mapping[str, str | None]
 KeyPath = tuple[Any, ...]
 
 # OmegaConf's words for a circle of references, and Python's.
@@ -38,15 +32,37 @@ _REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}", re.ASCI
 _MOST_CHARACTERS = 1 << 22
 
 
-class NeedsFullCompose(Exception):
-    """A case that needs Hydra's own way: unknown to this module, or a mistake."""
+class MissingValue(UserError):
+    """A key that needs a value and has none."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key}=???: a value is needed", key=key, hint=f"give one: {key}=...")
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An override that cannot be applied, or parsed: `parsed` is ``None`` then."""
+
+    text: str
+    parsed: Override | None
+    error: HydraException | OmegaConfBaseException
+
+
+class NotApplied(Exception):
+    """The overrides of a composition that cannot be applied."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__(", ".join(fault.text for fault in faults))
+        self.faults = faults
+
+
+@dataclass(frozen=True, slots=True)
 class ComposedTree:
     """A tree, the choices of its groups, and the overrides that chose them."""
 
-    def __init__(self, tree: DictConfig, choices: Choices, key: tuple[str, ...]) -> None:
-        self.tree, self.choices, self.key = tree, choices, key
+    tree: DictConfig
+    choices: Mapping[str, str]
+    key: tuple[str, ...]
 
     def set(self, key: str, value: Any) -> None:
         """Set a key, which need not be there."""
@@ -60,8 +76,6 @@ class ComposedTree:
                 "dict[str, Any]", OmegaConf.to_container(self.tree, resolve=True, throw_on_missing=True)
             )
         except MissingMandatoryValue as error:
-            from launcher.config.tree_mistakes import MissingValue
-
             missing = sorted(OmegaConf.missing_keys(self.tree))
             raise Mistakes([MissingValue(key) for key in missing]) from error
         except InterpolationResolutionError as error:
@@ -71,80 +85,104 @@ class ComposedTree:
             key, *others = [".".join(map(str, path)) for path in circle]
             way = f", by way of {' and '.join(others)}" if others else ""
             message, hint = f"{key}: it refers to itself{way}", "give it a value of its own"
-            raise UserError(message, key=key, also=others, hint=hint) from error
-
-
-class HydraTree(ComposedTree):
-    """A tree that is composed by Hydra, with its own node."""
-
-    def __init__(self, overrides: Sequence[str], roots: Sequence[Path], primary: str = MAIN) -> None:
-        typed = for_hydra(overrides, primary)
-        tree = config_loader(tuple(roots)).load_configuration(primary, typed, RunMode.RUN, from_shell=False)
-        OmegaConf.set_struct(tree, False)
-        super().__init__(tree, tree.pop("hydra").runtime.choices, tuple(overrides))
+            raise setting_error(message, hint, others) from error
 
 
 class TreeComposer:
-    """Composes trees; with `once`, keeps no file for a further one."""
+    """Composes the trees of a root file."""
 
-    def __init__(self, roots: tuple[Path, ...], *, once: bool = False) -> None:
-        self._loader = config_loader(roots, once=once)
-        self._files = self._loader.repository
-        self._parsed: dict[str, Override] = {}
-        self._trees: dict[tuple[str, ...], tuple[DictConfig, Choices]] = {}
+    def __init__(self, roots: Sequence[Path], primary: str = MAIN) -> None:
+        self.roots, self.primary = roots, primary
+        self._pickled: dict[tuple[str, ...], bytes] = {}
 
     def compose(self, overrides: Sequence[str]) -> ComposedTree:
-        """Compose a tree."""
-        values, groups = self._sorted(for_hydra(overrides))
-        key = tuple(str(override.input_line) for override in groups)
-        if key not in self._trees:
-            self._trees[key] = self._compose_groups(groups)
-        tree, choices = copy.deepcopy(self._trees[key])
-        ConfigLoaderImpl._apply_overrides_to_config(values, tree)
-        return ComposedTree(tree, choices, key)
+        """Compose a tree by Hydra."""
+        composed = self._by_hydra(for_hydra(overrides, self.primary))
+        OmegaConf.set_struct(composed.tree, False)
+        return composed
 
-    def _sorted(self, texts: Iterable[str]) -> tuple[list[Override], list[Override]]:
-        """Separate overrides of values from those that choose files."""
-        values: list[Override] = []
-        groups: list[Override] = []
-        for text in texts:
-            override = self._parse(text)
-            key, value = override.key_or_group, override.value()
-            if isinstance(value, dict) or not self._files.group_exists(key):
-                values.append(override)
+    def compose_again(self, overrides: Sequence[str]) -> ComposedTree:
+        """Compose a tree; Hydra composes those of the same choices once, and the values are set in a copy.
+
+        Raise NotApplied for the overrides that Hydra would refuse.
+        """
+        values, groups, faults = self._sorted(overrides)
+        key = tuple(groups)
+        if key not in self._pickled:
+            self._pickled[key] = pickle.dumps(self._by_hydra(key))
+        composed = cast("ComposedTree", pickle.loads(self._pickled[key]))
+        for text, override in values:
+            try:
+                _apply(override, composed.tree)
+            except (HydraException, OmegaConfBaseException) as error:
+                faults.append(Fault(text, override, error))
+        if faults:
+            raise NotApplied(faults)
+        OmegaConf.set_struct(composed.tree, False)
+        return composed
+
+    def _sorted(self, overrides: Sequence[str]) -> tuple[list[tuple[str, Override]], list[str], list[Fault]]:
+        """Separate overrides of values from those that choose files, and from those that are none."""
+        values, groups, faults = [], [], []
+        typed = for_hydra(overrides, self.primary)
+        for text, in_grammar in zip_longest(overrides, typed, fillvalue=""):
+            try:
+                override = _parse(in_grammar)
+            except HydraException as error:
+                faults.append(Fault(text, None, error))
                 continue
-            is_left_out = override.is_delete() and value is None
-            names = value if isinstance(value, list) and not override.is_delete() else [value]
-            if not is_left_out and not all(isinstance(name, str) for name in names):  # Hydra fails
-                raise NoSuchChoice(key, text.partition("=")[2])
-            groups.append(override)
-        return values, groups
+            key = override.key_or_group
+            if override.is_sweep_override():
+                values.append((text, override))
+            elif override.is_hydra_override() or override.package is not None:
+                groups.append(in_grammar)
+            elif isinstance(value := override.value(), dict) or not self._is_group(key):
+                values.append((text, override))
+            else:
+                names = value if isinstance(value, list) and not override.is_delete() else [value]
+                is_left_out = override.is_delete() and value is None
+                if not is_left_out and not all(isinstance(name, str) for name in names):  # Hydra fails
+                    raise NoSuchChoice(key, text.partition("=")[2])
+                groups.append(in_grammar)
+        return values, groups, faults
 
-    def _parse(self, text: str) -> Override:
-        if text not in self._parsed:
-            (override,) = OverridesParser.create().parse_overrides([text])
-            if override.is_hydra_override() or override.is_sweep_override():
-                raise NeedsFullCompose(text)
-            self._parsed[text] = override
-        return self._parsed[text]
+    def _is_group(self, key: str) -> bool:
+        return self.primary == MAIN and any((root / key).is_dir() for root in self.roots)
 
-    def _compose_groups(self, groups: list[Override]) -> tuple[DictConfig, Choices]:
-        """Return the tree of some groups, and the choices."""
-        files = CachingConfigRepository(self._files)
-        root = files.load_config(MAIN)
-        if root is None or "hydra" in root.config:  # such as a search path
-            raise NeedsFullCompose("hydra")
-        defaults = create_defaults_list(files, MAIN, groups, prepend_hydra=False, skip_missing=False)
-        tree = self._loader._compose_config_from_defaults_list(defaults.defaults, files)
-        if "hydra" in tree:
-            raise NeedsFullCompose("hydra")
-        OmegaConf.set_struct(tree, True)
-        return tree, {
-            group: str(choice) for group, choice in defaults.overrides.known_choices.items() if choice
-        }
+    def _by_hydra(self, typed: Sequence[str]) -> ComposedTree:
+        try:
+            with hydra_of(self.roots):
+                tree = hydra.compose(self.primary, list(typed), return_hydra_config=True)
+        except RecursionError as error:
+            chosen = escape(" ".join(text for text in typed if not text.startswith("~")))
+            hint = "a file cannot build on itself"
+            raise UserError(f"{chosen}: the defaults lists go in circles", hint=hint) from error
+        with open_dict(tree):
+            names = tree.pop("hydra").runtime.choices
+        choices = {str(group): str(name) for group, name in names.items() if name}
+        return ComposedTree(tree, choices, tuple(typed))
 
 
-tree_composer = once_in_unchanged_tree(TreeComposer)
+@lru_cache(maxsize=1024)
+def _parse(text: str) -> Override:
+    (override,) = OverridesParser.create().parse_overrides([text])
+    return override
+
+
+def _apply(override: Override, tree: DictConfig) -> None:
+    """Change a value of a tree as Hydra would; raise an error of Hydra's or OmegaConf's if it cannot."""
+    key = override.key_or_group
+    if override.is_sweep_override():
+        raise HydraException("a sweep")
+    if not override.is_delete():
+        OmegaConf.update(tree, key, override.value(), merge=True, force_add=override.is_force_add())
+        return
+    present = OmegaConf.select(tree, key, throw_on_missing=False)
+    if present is None or override.value() not in (None, present):
+        raise HydraException("nothing to delete, or another value")
+    parent, _, name = key.rpartition(".")
+    with open_dict(tree):
+        del (OmegaConf.select(tree, parent) if parent else tree)[name]
 
 
 def _check_size(plain: Any) -> None:
@@ -154,8 +192,9 @@ def _check_size(plain: Any) -> None:
     def size_of(key: KeyPath) -> int:
         if key not in sizes:
             sizes[key] = 0
-            for path, value in _leaves(_at(plain, key), key):
-                sizes[key] += len(str(value)) + sum(map(size_of, _targets(path, value)))
+            for path, value in nodes(_at(plain, key), key):
+                sizes[key] += 0 if isinstance(value, dict | list) else len(str(value))
+                sizes[key] += sum(map(size_of, _targets(path, value)))
             if sizes[key] > _MOST_CHARACTERS:
                 name = ".".join(map(str, key))
                 raise UserError(f"{escape(name)}: its references make too long a value", key=name)
@@ -169,7 +208,7 @@ def _circle(plain: Any, key: KeyPath = (), way: tuple[KeyPath, ...] = ()) -> lis
     """Return the keys on the way from a value to itself by plain references, if there is such a way."""
     if circle := list(dropwhile(lambda path: path[: len(key)] != key, way)):
         return circle
-    for path, value in _leaves(_at(plain, key), key):
+    for path, value in nodes(_at(plain, key), key):
         for target in _targets(path, value):
             if circle := _circle(plain, target, (*way, path)):
                 return circle
@@ -189,9 +228,12 @@ def _targets(path: KeyPath, value: Any) -> Iterator[KeyPath]:
         yield (*(path[: len(path) - len(dots)] if dots else ()), *names.split("."))
 
 
-def _leaves(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    if isinstance(node, (dict, list)):
-        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _leaves(value, (*path, name))
-    else:
-        yield path, node
+def nodes(node: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield a node and all below it, each with its path: names of keys, and numbers of a list's items."""
+    yield path, node
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from nodes(value, (*path, name))
+    elif isinstance(node, list | tuple):
+        for number, value in enumerate(node):
+            yield from nodes(value, (*path, number))

@@ -236,6 +236,10 @@ _EXPECTED = {
 }
 
 
+# Of more valid keys a mistake lists the nearest few.
+MOST_KEYS = 12
+
+
 class NumberForText(UserError):
     """A number where text is meant: how it was written decides."""
 
@@ -250,7 +254,7 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     location = [part for part in detail["loc"] if not str(part).startswith("[")]
     key = ".".join(str(part) for part in ([path] if path else []) + location)
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        near = did_you_mean(str(location[-1]), _fields_at(model, location[:-1]))
+        near = did_you_mean(str(location[-1]), _fields_at(model, location[:-1]), MOST_KEYS)
         if key.rpartition(".")[0] == "cluster":
             near = key_hint(str(location[-1])) or near
         return UserError(f"{escape(key)}: there is no such key", key=key, hint=near)

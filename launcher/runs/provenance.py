@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher import __version__
 from launcher.errors import escape
-from launcher.secrecy import MASK, known_values, suspect_lines, without_secrets
+from launcher.secrecy import MASK, known_values, without_secrets
 
 GIT_DIFF = "git.diff"
 CONFIG_GIT_DIFF = "config_git.diff"
@@ -187,9 +187,8 @@ def _bounded_diff(top: Path) -> str | None:
 def _without_secrets(diff: str) -> str:
     """Return a diff with secrets masked; each line stays a line."""
     known = known_values()
-    suspects = suspect_lines(diff, known)
     masked, program, binary, in_key = [], False, False, False
-    for number, line in enumerate(diff.split("\n")):
+    for line in diff.split("\n"):
         if line.startswith(_HEADINGS):
             binary, in_key = line == "GIT binary patch", False
             if line.startswith("diff --git "):
@@ -199,8 +198,6 @@ def _without_secrets(diff: str) -> str:
         elif in_key or (len(line) == _KEY_LENGTH and _KEY_LINE.fullmatch(line)):
             in_key = in_key and not _KEY_ENDS.search(line)
             masked.append(line[:1] + MASK)
-        elif number not in suspects:
-            masked.append(line)
         else:
             begins = _KEY_BEGINS.search(line)
             in_key = bool(begins) and not _KEY_ENDS.search(line)

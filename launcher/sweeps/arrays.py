@@ -44,7 +44,7 @@ from launcher.runs.write import (
 from launcher.schedulers.base import NoAnswer, Submission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.secrecy import recorded
-from launcher.sweeps.points import Point, SweepDraft, SweepRequest, annotated, as_task
+from launcher.sweeps.points import Point, SweepDraft, SweepRequest, as_task
 from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, write_record
 from slipway.common.files import write_atomic
 from slipway.supervisor.settings import NAME as SUPERVISOR_SETTINGS
@@ -308,7 +308,7 @@ def launch_sweep(sweep: SweepDraft, ready: ReadySweep, request: SweepRequest) ->
     """
     for point in sweep.again:
         reconcile_unconfirmed(point.plan.paths.run_dir)
-    with annotated(sweep.points[0].draft.composition), ExitStack() as undo:
+    with sweep.points[0].draft.composition.annotated(), ExitStack() as undo:
         undo.callback(remove_empty, missing_directories(sweep.directory))
         try:
             written = [_write_array(array, sweep, request, undo) for array in ready.arrays]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from launcher.config.compose import BatchComposer, Composition, list_options
 from launcher.config.overrides import GROUPS, hydra_value, is_text, parse_override
 from launcher.config.schema import RunConfig
 from launcher.drafting import Draft, Request, drafts
-from launcher.errors import Mistakes, UserError, escape
+from launcher.errors import Mistakes, UserError, escape, setting_error
 from launcher.plan import Plan
 from launcher.runs.paths import LAUNCHES
 from launcher.stages.workspace import STAGE as WORKSPACE
@@ -81,7 +80,7 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
     grid_points = grid.points()
     sweep = BatchComposer(grid.shared, request.config_dir)
     first = sweep.compose(grid_points[0].overrides)
-    with annotated(first):
+    with first.annotated():
         stage, name, directory = _place(first, request)
     points = []
     for grid_point in grid_points:
@@ -91,25 +90,16 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
             f"{stage}.run.results_dir={hydra_value(str(directory / grid_point.name))}",
         ]
         composition = sweep.compose([*grid_point.overrides, *place])
-        with annotated(composition):
+        with composition.annotated():
             _require_one_job(composition.config)
         launch = Request(composition.overrides, request.command, request.config_dir, request.template_dir)
         (draft,) = drafts(launch, [composition])
         points.append(Point(grid_point, draft))
     if len({point.plan.slurm_conf for point in points}) > 1:
-        message = "the points belong to several Slurms: a sweep is of one cluster"
-        raise UserError(message, key="cluster.slurm_conf")
+        raise setting_error(
+            "cluster.slurm_conf: the points belong to several Slurms: a sweep is of one cluster"
+        )
     return SweepDraft(name, directory, grid, points)
-
-
-@contextlib.contextmanager
-def annotated(composition: Composition) -> Iterator[None]:
-    """Add to a mistake where its value comes from."""
-    try:
-        yield
-    except UserError as error:
-        composition.annotate(error)
-        raise
 
 
 def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, Path]:
@@ -117,10 +107,10 @@ def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, P
     config = composition.config
     if len(config.stages) != 1:
         message = f"stages=[{','.join(config.stages)}]: a sweep is of one stage"
-        raise UserError(message, key="stages", hint=f"stages=[{config.stages[-1]}]")
+        raise setting_error(message, f"stages=[{config.stages[-1]}]")
     (stage,) = config.stages
     if stage == WORKSPACE:
-        raise UserError(f"stages=[{stage}]: a shell to sit at, of which there are no points", key="stages")
+        raise setting_error(f"stages=[{stage}]: a shell to sit at, of which there are no points")
     node = getattr(config, stage)
     name = f"{node.run.name}_sweep" if request.name is None else request.name
     if not _NAME.fullmatch(name):
@@ -139,18 +129,18 @@ def _require_one_job(config: RunConfig) -> None:
     if config.cluster.scheduler != "slurm":
         message = f"cluster.scheduler={config.cluster.scheduler}: a sweep is a job array of Slurm's"
         hint = "a throw-away Slurm: `slipway sandbox up` and cluster=sandbox"
-        raise UserError(message, key="cluster.scheduler", hint=hint)
+        raise setting_error(message, hint)
     if config.resilience.links > 1:
         message = f"resilience.links={config.resilience.links}: a point of a sweep is one job, and no chain"
         hint = "resilience.links=1; sweeping again goes on from the checkpoints"
-        raise UserError(message, key="resilience.links", hint=hint)
+        raise setting_error(message, hint)
     preparation = config.data_preparation
     if preparation is not None and preparation.tasks > 1:
         message = f"data_preparation.tasks={preparation.tasks}: a point of a sweep is one job"
-        raise UserError(message, key="data_preparation.tasks", hint="data_preparation.tasks=1")
+        raise setting_error(message, "data_preparation.tasks=1")
     if config.cluster.sbatch.get("array") is not None:
         message = f"cluster.sbatch.array={config.cluster.sbatch['array']}: a sweep is an array already"
-        raise UserError(message, key="cluster.sbatch.array", hint="--throttle N is what %N says there")
+        raise setting_error(message, "--throttle N is what %N says there")
 
 
 def as_task(point: Point, job_name: str, number: int) -> Point:

@@ -64,9 +64,7 @@ def tree(tmp_path: Path, **files: str) -> Path:
 )
 def test_gpus_of_a_node_are_set_in_one_place(overrides: list[str], expected: tuple[Any, ...]) -> None:
     assert layout(draft_launch(*overrides)) == expected
-    alone = BatchComposer([])
-    assert alone.compose(overrides) == compose(overrides)
-    assert alone.alone == 0
+    assert BatchComposer([]).compose(overrides) == compose(overrides)
     # The overrides of a point, after those that all points share.
     assert BatchComposer(overrides[:1]).compose(overrides[1:]) == compose(overrides)
 

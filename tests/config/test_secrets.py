@@ -224,11 +224,8 @@ def test_quick_search_misses_no_secret(text: str) -> None:
     every = " ".join(cues for _, cues, _ in secret_forms._FORMS)
     secrecy._secrets_in.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secret_forms, "folded_letters", lambda text: every)
+        patch.setattr(secret_forms, "_folded_letters", lambda text: every)
         assert secrecy.secrets_in(text) == secrets
-    suspects = secrecy.suspect_lines(text, secrecy.known_values())
-    for number, line in enumerate(text.split("\n")):
-        assert number in suspects or without_secrets(line) == without_secrets(line, literals=True) == line
 
 
 def test_login_without_a_key_is_searched_in_linear_time() -> None:

@@ -49,10 +49,10 @@ COMPOSING: Rows = [
     (["training"], ["training: a value is missing", "training=CHOICE"]),
     (["gpt3/5b"], ["gpt3/5b: a value is missing", "training=gpt3/5b"]),
     (["1a=2"], ["1a=2: not a key"]),
-    (["cluster.partition='a"], ["a quote is not closed", "\"cluster.partition='a'\""]),
+    (["cluster.partition='a"], ["a quote or an interpolation is not closed", "\"cluster.partition='a'\""]),
     (["cluster.partition=a,b"], ["several values", "cluster.partition=[a,b]", "\"cluster.partition='a,b'\""]),
     (["stages=[training"], ["stages=[training", "a list is [a, b]"]),
-    (["data_dir=${nope"], ["data_dir=${nope", "interpolation is not closed"]),
+    (["data_dir=${nope"], ["data_dir=${nope", "an interpolation is not closed"]),
     (["training.trainer.num_nodes=choice(1,2)"], ["sweeps are not supported"]),
     # keys
     (["cluster.partion=x"], ["cluster.partion=x: there is no such key", "did you mean 'partition'"]),
