@@ -218,8 +218,8 @@ class _Import:
         final = int(remote.unpacked * COMPRESSED_FRACTION[compression])
         needs = scratch.SpaceNeeds(remote.unpacked + remote.packed, final)
         parent = scratch.choose_scratch(needs, self._target, options.temp_dir)
-        with self._partial(lock) as output, scratch.scratch_directory(parent) as work:
-            locks = (*lock.descriptors, *work.descriptors)
+        with self._partial(lock) as output, scratch.scratch_directory(parent) as (work, own):
+            locks = (*lock.descriptors, *own)
             context = ImportContext(
                 self._source, remote, output, compression, access, work, locks, self._progress
             )

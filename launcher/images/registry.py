@@ -297,17 +297,17 @@ def _packed_once(source: Reference, temp_dir: Path | None, progress: ImageProgre
         return
     size = _layer_bytes(_inspect(source, Access(), f"read {source}", "--raw"))
     parent = choose_scratch(SpaceNeeds(size, 0), Path.cwd() / "image", temp_dir)
-    with scratch_directory(parent) as scratch:
+    with scratch_directory(parent) as (scratch, locks):
         # This kind of directory keeps the image's own format: Enroot does not read OCI's from every registry.
-        packed = f"dir:{scratch.path / 'image'}"
+        packed = f"dir:{scratch / 'image'}"
         progress.step(f"packing {source}", size or None)
         tools.run(
             ["skopeo", "copy", "--dest-compress", name, packed],
             doing=f"pack {source}",
             on_line=lambda _: None,
             on_tick=lambda pid: progress.advance(tools.bytes_moved(pid, "rchar")),
-            env={"TMPDIR": str(scratch.path)},
-            keep=scratch.descriptors,
+            env={"TMPDIR": str(scratch)},
+            keep=locks,
         )
         yield packed
 

@@ -144,17 +144,12 @@ def _holder(path: Path) -> str:
 # --- scratch directories
 
 
-@dataclass(frozen=True, slots=True)
-class ScratchDirectory:
-    """A directory to work in, and the descriptors that keep it: programs that write there inherit them."""
-
-    path: Path
-    descriptors: tuple[int, ...]
-
-
 @contextmanager
-def scratch_directory(parent: Path) -> Iterator[ScratchDirectory]:
-    """Yield a new directory, which is removed however the work ends; remove what killed processes left."""
+def scratch_directory(parent: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
+    """Yield a new directory, which is removed however the work ends; remove what killed processes left.
+
+    With it come the descriptors that keep it: programs that write there inherit them.
+    """
     for path in parent.glob(f"{SCRATCH_PREFIX}*"):
         with contextlib.suppress(OSError):  # removed meanwhile
             if path.lstat().st_uid == os.getuid() and (path / _LOCK_NAME).exists():
@@ -180,7 +175,7 @@ def scratch_directory(parent: Path) -> Iterator[ScratchDirectory]:
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
         stack.callback(remove_tree, path)
-        yield ScratchDirectory(path, tuple(descriptors))
+        yield path, tuple(descriptors)
 
 
 def remove_tree(path: Path) -> None:

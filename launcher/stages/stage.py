@@ -50,18 +50,6 @@ class StageRun:
         return "base_results_dir" if is_ours else f"{self.stage}.run.results_dir"
 
 
-def _unchanged(config: RunConfig, _node: StageConfig) -> Sequence[RunConfig]:
-    return [config]
-
-
-def _as_it_is(node: Node, _before: RunConfig) -> Node:
-    return node
-
-
-def _nothing(_config: RunConfig, _node: StageConfig) -> Iterable[Path]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Stage(Generic[Node]):
     """One stage of those that `stages` names; `model` is its node in the configuration.
@@ -75,9 +63,9 @@ class Stage(Generic[Node]):
     name: str
     model: type[Node]
     plan: Callable[[StageRun, Node], Job]
-    split: Callable[[RunConfig, Node], Sequence[RunConfig]] = _unchanged
-    follow: Callable[[Node, RunConfig], Node] = _as_it_is
-    writes: Callable[[RunConfig, Node], Iterable[Path]] = _nothing
+    split: Callable[[RunConfig, Node], Sequence[RunConfig]] = lambda config, _node: [config]
+    follow: Callable[[Node, RunConfig], Node] = lambda node, _before: node
+    writes: Callable[[RunConfig, Node], Iterable[Path]] = lambda _config, _node: ()
     alone: str | None = None
 
     def node(self, config: RunConfig) -> Node:
@@ -99,12 +87,6 @@ class Stage(Generic[Node]):
         return replace(job, every=getattr(node, "every", None))
 
 
-def _no_variables(
-    _written: Mapping[str, Any], _training: TrainingConfig, _requested: Resources
-) -> dict[str, str]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Engine:
     """A program that trains.
@@ -116,7 +98,7 @@ class Engine:
 
     configure: Callable[[RunConfig, TrainingConfig, dict[str, Any]], dict[str, Any]]
     payload: Callable[[StageRun, TrainingConfig, Mapping[str, Any]], Payload]
-    environment: Callable[[Mapping[str, Any], TrainingConfig, Resources], dict[str, str]] = _no_variables
+    environment: Callable[[Mapping[str, Any], TrainingConfig, Resources], dict[str, str]] = lambda *_: {}
     unread: tuple[str, ...] = ("data",)
 
 
