@@ -155,10 +155,7 @@ class LogWriter:
             text = self._incomplete + text
             incomplete = _INCOMPLETE_COLOUR.search(text)
             self._incomplete = incomplete[0] if incomplete else ""
-            text = _OF_LOGS.sub(_escape_unless_colour, text.removesuffix(self._incomplete))
+            text = text.removesuffix(self._incomplete)
+            text = _OF_LOGS.sub(lambda match: escaped(match[1]) if match[1] else match[0], text)
         stream.write(text)
         stream.flush()
-
-
-def _escape_unless_colour(match: re.Match[str]) -> str:
-    return match[0] if match[1] is None else repr(match[1])[1:-1]
