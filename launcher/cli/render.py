@@ -157,10 +157,7 @@ def _text(config: Mapping[str, Any] | None, without: tuple[str, ...] = ()) -> st
 
 def _read_config(path: Path) -> dict[str, Any] | None:
     try:
-        config = read_yaml(path)
-        if not isinstance(config, dict):
-            raise ValueError("it holds no keys")
-        return config
+        return read_yaml(path)
     except FileNotFoundError:
         return None
     except (yaml.YAMLError, TypeError, ValueError) as error:

@@ -273,9 +273,12 @@ def read_stored_text(path: Path) -> str:
     return read_text(path, _YAML_LIMIT, "surrogateescape")
 
 
-def read_yaml(path: Path) -> Any:
-    """Read a configuration that the launcher wrote; see `parse_yaml`."""
-    return parse_yaml(read_text(path, _YAML_LIMIT))
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a configuration that the launcher wrote; raise ValueError if it holds no keys, as `parse_yaml`."""
+    content = parse_yaml(read_text(path, _YAML_LIMIT))
+    if not isinstance(content, dict):
+        raise ValueError("it holds no keys")
+    return content
 
 
 def parse_yaml(text: str) -> Any:
