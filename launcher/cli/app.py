@@ -97,7 +97,7 @@ def _run(words: Sequence[str], started: Callable[[], None] | None) -> int:
         args = _parse(list(words))
         if started is not None:
             started()
-        code = int(args.run(args))
+        code = int(args.run(args) or 0)
         sys.stdout.flush()
         return code
     except UserError as error:

@@ -56,21 +56,20 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the script, or the candidates that it requests; return the exit code."""
+def run(args: argparse.Namespace) -> None:
+    """Print the script, or the candidates that it requests."""
     if args.shell == _QUERY:
         if len(args.words) < 2:
             raise UserError("completion words: only the printed scripts use this, choose bash or zsh")
         kind, word, *others = args.words
         print("\n".join(_completions(kind, word, others)))
-        return 0
+        return
     from launcher.cli.app import add_verbs  # late: it imports all modules of verbs
 
     script = (_TEMPLATES / f"slipway.{args.shell}").read_text(encoding="utf-8")
     parser = argparse.ArgumentParser(prog="slipway")
     add_verbs(parser.add_subparsers())
     sys.stdout.write(script.replace("    # @commands", "\n".join(_branches("", parser))))
-    return 0
 
 
 def _completions(kind: str, word: str, others: list[str]) -> list[str]:

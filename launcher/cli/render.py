@@ -55,7 +55,7 @@ def add_parser(verbs: Verbs) -> None:
     add_tree_options(diff)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     request = request_of(args, args.overrides)
     launches = drafts(request)
     if request.launch_dir is None:  # which was checked when it was launched
@@ -73,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
         texts = [(draft, script.task if args.task else script.script) for draft, script in scripts]
     print_drafts(texts, "yaml" if args.config else "bash")
     sys.stdout.flush()
-    return 0
 
 
 # --- diff

@@ -96,10 +96,9 @@ class RunLocator:
 
         It is where its manifest is the user's own, and else where it was seen first.
         """
-        known = self.index.with_tags([entry.tag for entry in entries])
 
         def rank(entry: Entry) -> tuple[bool, bool]:
-            first = known.get(entry.tag)
+            first = self.index.with_tag(entry.tag)
             return entry.is_own, first is not None and first.run_dir == entry.run_dir
 
         best: dict[str, Entry] = {}

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from launcher.errors import shortened
 from launcher.jobs.launches import Launch
+from launcher.runs.manifest import checkpoints_of, node
 from launcher.runs.paths import LaunchPaths, display_path
-from launcher.runs.trained import checkpoints_of, node
 from slipway.supervisor.checkpoints import LAST, MARKER, TRACKER, UNFINISHED, step_of
 from slipway.supervisor.files import open_regular, read_json, read_text, unix_time, whole
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from launcher.errors import escape
 from launcher.monitor.checkpoints import marked_checkpoints
+from launcher.runs.manifest import newest_training, node
 from launcher.runs.paths import CHECKPOINTS, EVALUATIONS
-from launcher.runs.trained import newest_training, node
 from launcher.ui import tables
 from slipway.supervisor.files import names_in, read_json
 

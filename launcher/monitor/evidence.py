@@ -19,9 +19,8 @@ from launcher.monitor.curves import Curves
 from launcher.monitor.events import Progress
 from launcher.monitor.logs import LogReader, began, job_logs, modified, rank_failures
 from launcher.monitor.readers import all_events
-from launcher.runs.manifest import read_yaml
+from launcher.runs.manifest import node, read_yaml
 from launcher.runs.paths import launch_numbers
-from launcher.runs.trained import node
 from launcher.schedulers.base import JobStatus
 from slipway.supervisor.files import open_regular, whole
 from slipway.supervisor.rules import EXIT_INTERRUPTED

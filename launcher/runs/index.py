@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -157,14 +157,9 @@ class Index:
         """Return the launches that had a job of this id, or are points of such an array: ids are reused."""
         return [entry for entry in self.entries() if f"{entry.job_id}_".startswith(f"{job_id}_")]
 
-    def with_name(self, run: str) -> list[Entry]:
-        """Return the launches of all runs of a name."""
-        return [entry for entry in self.entries() if entry.run == run]
-
-    def with_tags(self, tags: Sequence[str]) -> dict[str, Entry]:
-        """Return the launches of these tags, by tag."""
-        launches = self._content.launches
-        return {tag: launches[tag] for tag in tags if tag in launches}
+    def with_tag(self, tag: str) -> Entry | None:
+        """Return the launch of a tag."""
+        return self._content.launches.get(tag)
 
     def silent_since(self, moment: float) -> dict[str, float]:
         """Return when clusters did not answer, by their configurations, since a moment."""

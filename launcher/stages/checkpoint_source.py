@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import explain_os_error, literal, setting_error
-from launcher.runs.manifest import read_yaml
-from launcher.runs.trained import TrainingLaunch, newest_training
+from launcher.runs.manifest import TrainingLaunch, newest_training, read_yaml
 
 # In paths, replaced by the step of each checkpoint.
 STEP = "{step}"

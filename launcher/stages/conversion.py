@@ -10,7 +10,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import ConversionConfig, TrainedRun
 from launcher.errors import literal, setting_error
 from launcher.plan import Job
-from launcher.runs.trained import checkpoints_of
+from launcher.runs.manifest import checkpoints_of
 from launcher.stages.checkpoint_source import (
     STEP,
     configuration_of,
@@ -20,13 +20,13 @@ from launcher.stages.checkpoint_source import (
     training_of_source,
 )
 from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
+from launcher.stages.names_and_paths import make_absolute
 from launcher.stages.nemo import nemo_conversion_job
 from launcher.stages.stage import Stage, StageRun, training_paths
 
 STAGE: Final = "conversion"
 # One thread copies tensors; the other loads and writes.
 _CORES = 2
-_PATHS = ("source", "output", "tokenizer_dir")
 
 
 def _follow(conversion: ConversionConfig, before: RunConfig) -> ConversionConfig:
@@ -110,11 +110,8 @@ def _node(conversion: ConversionConfig) -> dict[str, Any]:
     """Return the node as the job reads it: its paths do not depend on the directory that it starts in."""
     node = conversion.model_dump(exclude={"run"})
     node["source"] = required_source(conversion.source, STAGE)
-    for key in _PATHS:
-        if node[key] is not None:
-            node[key] = str(Path(node[key]).absolute())
-    if node["check"]["text"] is not None:
-        node["check"]["text"] = str(Path(node["check"]["text"]).absolute())
+    make_absolute(node, "source", "output", "tokenizer_dir")
+    make_absolute(node["check"], "text")
     return node
 
 

@@ -17,6 +17,7 @@ from launcher.config.stage_schema import DataPreparationConfig, SourceConfig
 from launcher.errors import setting_error
 from launcher.plan import Job, Queue
 from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
+from launcher.stages.names_and_paths import make_absolute
 from launcher.stages.stage import Stage, StageRun
 from slipway.arithmetic.globs import split_glob
 
@@ -107,10 +108,8 @@ def _absolute(preparation: DataPreparationConfig) -> dict[str, Any]:
     node = preparation.model_dump(exclude={"run"})
     node["inputs"] = [_absolute_source(source) for source in preparation.inputs]
     node["filters"] = [_absolute_filter(entry) for entry in preparation.filters]
-    for key in ("output_prefix", "work_dir", "tokenizer_dir"):
-        node[key] = str(Path(node[key]).absolute())
-    if preparation.tokenizer.file is not None:
-        node["tokenizer"]["file"] = str(Path(preparation.tokenizer.file).absolute())
+    make_absolute(node, "output_prefix", "work_dir", "tokenizer_dir")
+    make_absolute(node["tokenizer"], "file")
     return node
 
 

@@ -13,8 +13,8 @@ from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import EvaluationConfig, TrainerNode
 from launcher.errors import UserError, setting_error
 from launcher.plan import Job
+from launcher.runs.manifest import checkpoints_of
 from launcher.runs.paths import LaunchPaths
-from launcher.runs.trained import checkpoints_of
 from launcher.stages.checkpoint_source import (
     STEP,
     configuration_of,
@@ -31,6 +31,7 @@ from launcher.stages.common import (
     trainer_payload,
     with_gpu_per_task,
 )
+from launcher.stages.names_and_paths import make_absolute
 from launcher.stages.stage import Stage, StageRun, training_paths
 from launcher.stages.training import launch_config, reads_data_dir
 
@@ -44,7 +45,6 @@ _PARALLEL = {
 }
 # Slurm's default is one core, and reading data takes one by itself.
 _CORES = 2
-_PATHS = ("source", "converted", "results")
 
 
 def _with_training(config: RunConfig, evaluation: EvaluationConfig) -> list[RunConfig]:
@@ -117,15 +117,13 @@ def _node(evaluation: EvaluationConfig, paths: LaunchPaths) -> dict[str, Any]:
     node["source"] = required_source(evaluation.source, STAGE)
     node["results"] = evaluation.results or str(paths.evaluations)
     node["converted"] = evaluation.converted or f"{evaluation.run.results_dir}/huggingface/step-{STEP}"
-    for key in _PATHS:
-        node[key] = str(Path(node[key]).absolute())
+    make_absolute(node, "source", "converted", "results")
     steps = node["step"]
     node["step"] = steps if len(steps) > 1 else steps[0] if steps else None
     lm_eval = node["lm_eval"]
     if lm_eval["limit"] is not None and lm_eval["limit"] >= 1:
         lm_eval["limit"] = int(lm_eval["limit"])
-    if lm_eval["include_path"] is not None:
-        lm_eval["include_path"] = str(Path(lm_eval["include_path"]).absolute())
+    make_absolute(lm_eval, "include_path")
     lm_eval["tasks"] = [_task(name) for name in lm_eval["tasks"]]
     lm_eval["batch_size"] = lm_eval["batch_size"] or "auto"
     return node

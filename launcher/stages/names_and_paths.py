@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from launcher.errors import literal, setting_error
 from launcher.secrecy import MASK, hidden
@@ -56,6 +57,13 @@ def checked_path(value: str, key: str, *, is_on_host: bool = True) -> str:
             hint=f"{key}={'/path/of/the/file' if secret else _absolute(value)}" if is_on_host else None,
         )
     return value.rstrip("/") or "/"
+
+
+def make_absolute(node: dict[str, Any], *keys: str) -> None:
+    """Make the paths of a node, where they are set, those from the root on: a job starts elsewhere."""
+    for key in keys:
+        if node[key] is not None:
+            node[key] = str(Path(node[key]).absolute())
 
 
 def is_program(value: str) -> bool:

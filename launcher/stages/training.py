@@ -13,8 +13,8 @@ from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import TrainerNode, TrainingConfig
 from launcher.errors import Mistakes, UserError, literal, setting_error
 from launcher.plan import Chain, Job, Payload, Resources
+from launcher.runs.manifest import checkpoints_of
 from launcher.runs.paths import LaunchPaths
-from launcher.runs.trained import checkpoints_of
 from launcher.slurm.notations import parse_time_limit
 from launcher.stages.common import environment, resources, stage_job, trainer_payload
 from launcher.stages.megatron_lm import MEGATRON_LM

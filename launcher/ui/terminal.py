@@ -29,11 +29,7 @@ _INCOMPLETE_COLOUR = re.compile(r"\x1b(\[[0-9;:]{0,32})?$")
 
 def escaped(text: str) -> str:
     r"""Return text with its control characters written as escapes, such as ``\x1b``."""
-    return _ESCAPED.sub(_escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    return repr(match[0])[1:-1] if not 0xD800 <= ord(match[0]) <= 0xDBFF else f"\\u{ord(match[0]):04x}"
+    return _ESCAPED.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 class ChangedStream:

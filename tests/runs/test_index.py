@@ -51,10 +51,8 @@ def test_seen_runs_are_remembered(tmp_path: Path, cache_dir: Path) -> None:
     Index().remember([first])
     assert Index().entries() == [first, second]
     assert Index().with_job("17") == [first]
-    assert Index().with_name("a") == [first, second]
     assert Index().trees() == [odd]
     assert cache_dir.stat().st_mode & 0o777 == 0o700
-    assert Index().with_name("b") == []
 
 
 def test_nothing_is_written_where_nothing_is_new(tmp_path: Path, cache_dir: Path) -> None:

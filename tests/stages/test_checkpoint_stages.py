@@ -22,7 +22,7 @@ from launcher.drafting import Request, drafts
 from launcher.errors import Mistakes, UserError
 from launcher.launching import launch_stages
 from launcher.plan import Job
-from launcher.runs.trained import newest_training
+from launcher.runs.manifest import newest_training
 from launcher.stages.planning import by_stage, plan_launch
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
 
