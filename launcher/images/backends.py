@@ -19,6 +19,7 @@ from launcher.images.registry import Access, RemoteImage, hint_names
 from launcher.images.scratch import remove_tree
 from launcher.images.squashfs import COMPRESSED_FRACTION, SQUASH_OPTIONS, resource_limits
 from launcher.images.tools import CREDENTIALS, NO_IMAGE, NO_SPACE, REFUSED, ToolError, fill_names
+from launcher.runs.paths import PACKAGE
 
 AUTO, ENROOT, SKOPEO = "auto", "enroot", "skopeo"
 BACKENDS = (AUTO, ENROOT, SKOPEO)
@@ -27,7 +28,6 @@ _SKOPEO_PROGRAMS = ("skopeo", "umoci", "mksquashfs")
 _NO_RUNNER = "Enroot is run through enroot-py, which is not installed"
 _INSTALL_RUNNER = "pip install 'PATH[containers]', PATH being Slipway's checkout or wheel, has enroot-py"
 _ELSEWHERE = "or do it where they are: slipway image import ... --on-cluster"
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _SUGGESTED_TAGS = 3
 
 # The bar of mksquashfs counts blocks: [====   ] 123/456  26%
@@ -190,7 +190,7 @@ def _run_enroot(
     tick: Callable[[int], None] | None = None,
     keep: tuple[int, ...] = (),
 ) -> str:
-    paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     plain = {"ENROOT_ALLOW_HTTP": "yes"} if access.plain_http else {}
     return tools.run(
         # -P: the current directory is not searched for modules.

@@ -53,7 +53,6 @@ class RunLocator:
         self.always = _unique([base, *(Path(path).expanduser() for path in paths if path)])
         self.index = Index()
         self.remarks: list[str] = []
-        self._silent: set[str | None] = set()
         self._read = cache(entries_of)
         self._all: list[Entry] | None = None
 
@@ -131,7 +130,7 @@ class RunLocator:
 
     def _ask_all(self, question: Callable[[Scheduler], T]) -> Iterator[T]:
         """Ask all schedulers at once, except silent ones; yield the answers in their order."""
-        clusters = [cluster for cluster in self._clusters if cluster.slurm_conf not in self._silent]
+        clusters = list(self._clusters)
         answers: list[T | UserError] = [
             SchedulerSilent(f"Slurm does not answer: nothing within {cluster.seconds:.0f} s")
             for cluster in clusters
@@ -194,7 +193,7 @@ class RunLocator:
         # A machine without Slurm is worth no remark.
         if not isinstance(error, SchedulerSilent):
             return
-        self._silent.add(cluster.slurm_conf)
+        self._clusters.remove(cluster)  # which is not asked again
         if cluster.slurm_conf:
             self.index.note_silence(cluster.slurm_conf, time.time())
         where = f"SLURM_CONF={escape(cluster.slurm_conf)}: " if cluster.slurm_conf else ""

@@ -85,11 +85,6 @@ class End:
 Event = Start | HeldOut | Train | Validation | End
 
 
-# The first bytes of a step's line and of any event's, as the trainer writes them.
-_STEP_BEGINS = b'{"kind": "train", '
-_EVENT_BEGINS = b'{"kind"'
-
-
 def parse_event(line: str) -> Event | None:
     """Parse one line; return ``None`` for an unknown kind of event, and for a line that is no event."""
     content = _json_object(line)
@@ -146,7 +141,7 @@ class EventReader:
 
     def newest(self, steps: int) -> list[Event]:
         """Return the new events, with the first step after each start and the last `steps` steps only."""
-        return newest(_read_late(self._lines()), steps)
+        return newest(self.stream(), steps)
 
     def _lines(self) -> Iterator[bytes]:
         # Opened afresh each time: a network file system shows what others wrote only to a new open.
@@ -162,35 +157,18 @@ class EventReader:
                 self._is_in_long_line = not is_whole
 
 
-def newest(items: Iterable[Event | bytes | None], steps: int) -> list[Event]:
-    """Select the events that show the progress: of the steps the first after each start and the last ones.
-
-    `items` are events, or lines of steps, which are parsed only if selected; ``None`` is skipped.
-    """
+def newest(events: Iterable[Event], steps: int) -> list[Event]:
+    """Select the events that show the progress: of the steps the first after each start and the last ones."""
     kept: list[tuple[int, Event]] = []
-    last: deque[tuple[int, Event | bytes]] = deque(maxlen=steps)
+    last: deque[tuple[int, Event]] = deque(maxlen=steps)
     is_first = True
-    for index, item in enumerate(items):
-        if is_first and isinstance(item, bytes):
-            item = next(iter(parse_events(item)), None)
-        if isinstance(item, bytes) or (isinstance(item, Train) and not is_first):
-            last.append((index, item))
-        elif item is not None:
-            kept.append((index, item))
-            is_first = isinstance(item, Start) or (is_first and not isinstance(item, Train))
-    for index, item in last:
-        events = [item] if not isinstance(item, bytes) else parse_events(item)
-        kept += [(index, event) for event in events]
-    return [event for _, event in sorted(kept, key=lambda numbered: numbered[0])]
-
-
-def _read_late(lines: Iterable[bytes]) -> Iterator[Event | bytes]:
-    """Yield the lines of steps unparsed; a torn line may have another event at its end."""
-    for line in lines:
-        if line.startswith(_STEP_BEGINS) and line.find(_EVENT_BEGINS, 1) < 0:
-            yield line
+    for index, event in enumerate(events):
+        if isinstance(event, Train) and not is_first:
+            last.append((index, event))
         else:
-            yield from parse_events(line)
+            kept.append((index, event))
+            is_first = isinstance(event, Start) or (is_first and not isinstance(event, Train))
+    return [event for _, event in sorted([*kept, *last], key=lambda numbered: numbered[0])]
 
 
 def parse_events(content: bytes) -> list[Event]:
