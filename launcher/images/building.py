@@ -184,7 +184,7 @@ def build_into_store(
         record = entry.sidecar if entry else None
         if entry is None or record is None or record.recipe is None or record.recipe.hash != recipe.hash:
             return None
-        return reuse(entry) if match_stored(entry, record.digest, options.compression).serves else None
+        return reuse(entry) if match_stored(entry, record.digest, options.compression)[0] else None
 
     def wait_for(holder: str) -> None:
         progress.note(f"{target.name} is being built by {holder}: waiting for it")

@@ -97,14 +97,13 @@ def login_file(environment: Mapping[str, str]) -> Path:
 
 
 def enroot_login(
-    registry: str, user: str | None = None, environment: Mapping[str, str] | None = None
+    registry: str, user: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[str, str] | None:
     """Return the user and the password in Enroot's file for a registry.
 
     Like a netrc it has no ports. A password may be a variable, which Enroot has a shell evaluate; one that a
     command prints is left to Enroot.
     """
-    environment = os.environ if environment is None else environment
     machines = HUB_MACHINES if registry == DOCKER_HUB else (_host_of(registry),)
     try:
         lines = login_file(environment).read_text(encoding="utf-8").splitlines()

@@ -227,7 +227,7 @@ def choose_scratch(
     needs: SpaceNeeds,
     target: Path,
     temp_dir: Path | None = None,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = os.environ,
     look: Callable[[Path], ScratchPlace | None] = look_at_place,
 ) -> Path:
     """Return the directory to work in, with most room: on a local disk; else on the network; else in memory.
@@ -243,7 +243,6 @@ def choose_scratch(
             hint="remove images that nobody uses, `slipway image prune`, or choose another directory: "
             "images_dir=DIR",
         )
-    environment = os.environ if environment is None else environment
     named = [Path(environment[name]) for name in ("ENROOT_TEMP_PATH", "TMPDIR") if environment.get(name)]
     usual = [*named, Path("/tmp"), Path("/var/tmp"), target.parent]
     places: dict[int, ScratchPlace] = {}

@@ -152,7 +152,8 @@ def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
     others = [ending for ending in endings if not ending.saves_first]
     _end_chains(scheduler, others)
     _cancel(scheduler, others, _that_wait)
-    _cancel(scheduler, others, lambda e: [[e.job_id]] if e.target.runs and not (e.saves or e.is_over) else [])
+    running = [ending for ending in others if ending.target.runs and not (ending.saves or ending.is_over)]
+    _cancel(scheduler, running, lambda ending: [[ending.job_id]])
     _run(scheduler, Action.SAVE, [(ending, ending.job_id) for ending in endings if ending.saves])
     # The next link sees the mark: it begins long after this one was asked to save.
     saving = [ending for ending in saving if ending.error is None]

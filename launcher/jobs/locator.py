@@ -171,7 +171,7 @@ class RunLocator:
 
         own = os.environ.get("SLURM_CONF")
         remembered = [entry for entry in reversed(self.index.entries()) if entry.scheduler == "slurm"]
-        present = [entry for entry in remembered if _has_configuration(entry)]
+        present = [entry for entry in remembered if os.access(entry.slurm_conf or "/", os.F_OK)]
         confs = dict.fromkeys(entry.usable_slurm_conf for entry in present)
         others = [conf for conf in confs if conf is not None and conf != own][: _MAX_CLUSTERS - 1]
         clusters = [_Cluster("", LocalScheduler(), _SECONDS), slurm(own, _OWN_SECONDS)]
@@ -207,13 +207,6 @@ class _Cluster:
     slurm_conf: str | None
     scheduler: Scheduler
     seconds: float
-
-
-def _has_configuration(entry: Entry) -> bool:
-    try:
-        return entry.slurm_conf is None or Path(entry.slurm_conf).exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _run_of(script: Path) -> Path | None:

@@ -30,10 +30,7 @@ _STEPS = 4096
 
 
 def follow_launch(launch: Launch, view: LinesView | LiveView) -> JobStatus:
-    """Update a view until the job has ended; return its final status, UNKNOWN after a minute without any.
-
-    A view is a context, so that the terminal is restored at its end.
-    """
+    """Update a view until the job has ended; return its final status, UNKNOWN after a minute without any."""
     reader, progress = open_reader(launch), Progress()
     with JobPoller(launch) as watch, view:
         while True:

@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import explain_os_error, literal, setting_error
-from launcher.runs.manifest import TrainingLaunch, newest_training, read_yaml
+from launcher.runs.manifest import read_yaml
 
 # In paths, replaced by the step of each checkpoint.
 STEP = "{step}"
-
-
-def training_of_source(source: str | None) -> TrainingLaunch | None:
-    """Return the training whose checkpoints a source has, if that is of a run."""
-    return newest_training(Path(source)) if source is not None else None
 
 
 def configuration_of(value: str | dict[str, Any] | None, key: str) -> dict[str, Any] | None:
@@ -42,8 +37,7 @@ def required_source(source: str | None, stage: str) -> str:
 
 def directory_of(path: Path) -> Path:
     """Return the directory above the part of a path that depends on the step, or else its parent."""
-    parts = [part for part in path.parents if STEP not in str(part)]
-    return parts[0]
+    return next(part for part in path.parents if STEP not in str(part))
 
 
 def tokenizer_directories(model: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:

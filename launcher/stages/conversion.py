@@ -10,14 +10,13 @@ from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import ConversionConfig, TrainedRun
 from launcher.errors import literal, setting_error
 from launcher.plan import Job
-from launcher.runs.manifest import checkpoints_of
+from launcher.runs.manifest import checkpoints_of, newest_training
 from launcher.stages.checkpoint_source import (
     STEP,
     configuration_of,
     directory_of,
     required_source,
     tokenizer_directories,
-    training_of_source,
 )
 from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
 from launcher.stages.names_and_paths import make_absolute
@@ -48,7 +47,7 @@ def _with_training(config: RunConfig, conversion: ConversionConfig) -> list[RunC
     """Return the configuration with what the run of the source says of its training."""
     model = configuration_of(conversion.model, f"{STAGE}.model")
     changes: dict[str, Any] = {"model": model.get("model", model) if model is not None else None}
-    training = training_of_source(conversion.source)
+    training = newest_training(Path(conversion.source)) if conversion.source is not None else None
     if training is not None and conversion.training is None:
         changes |= {
             "model": changes["model"] or training.config.get("model"),

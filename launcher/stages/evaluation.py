@@ -13,7 +13,7 @@ from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import EvaluationConfig, TrainerNode
 from launcher.errors import UserError, setting_error
 from launcher.plan import Job
-from launcher.runs.manifest import checkpoints_of
+from launcher.runs.manifest import checkpoints_of, newest_training
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.checkpoint_source import (
     STEP,
@@ -21,7 +21,6 @@ from launcher.stages.checkpoint_source import (
     directory_of,
     required_source,
     tokenizer_directories,
-    training_of_source,
 )
 from launcher.stages.common import (
     cpu_cluster,
@@ -50,7 +49,7 @@ _CORES = 2
 def _with_training(config: RunConfig, evaluation: EvaluationConfig) -> list[RunConfig]:
     """Return the configuration with what the run of the source says of its training."""
     changes: dict[str, Any] = {"training": configuration_of(evaluation.training, f"{STAGE}.training")}
-    training = training_of_source(evaluation.source)
+    training = newest_training(Path(evaluation.source)) if evaluation.source is not None else None
     if training is not None:
         changes = {
             "training": changes["training"] or dict(training.config),
