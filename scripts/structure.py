@@ -16,7 +16,8 @@ from pathlib import Path
 import grimp
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PACKAGES = ("launcher", "slipway.arithmetic", "slipway.corpus", "slipway.supervisor", "slipway.trainer")
+_SIDES = ("arithmetic", "common", "corpus", "supervisor", "trainer")
+_PACKAGES = ("launcher", *(f"slipway.{side}" for side in _SIDES))
 _CIRCLES_ALLOWED = ("slipway.trainer",)
 _SUBORDINATE = frozenset(
     [

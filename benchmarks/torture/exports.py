@@ -46,10 +46,10 @@ def exported(directory: Path, keys: Keys, encode: Encode, texts: Sequence[str]) 
     """Write the files of a conversion; return whether transformers reads the training's tokenizer in them."""
     from transformers import AutoTokenizer
 
+    from slipway.common.errors import UserError
     from slipway.trainer.config.tokenizer import Tokenizer
-    from slipway.trainer.conversion import tokenizer_files
+    from slipway.trainer.conversion.tokenizer_files import check_tokenizer, write_tokenizer
     from slipway.trainer.data.vocabulary import read_vocabulary
-    from slipway.trainer.errors import UserError
     from tests.trainer.conversion.test_weight_map import description
 
     began = time.monotonic()
@@ -57,10 +57,8 @@ def exported(directory: Path, keys: Keys, encode: Encode, texts: Sequence[str]) 
     files = Tokenizer(**keys)
     try:
         model = replace(description({}), tokenizer=files, vocabulary=read_vocabulary(files, mock=False))
-        tokenizer_files.write_tokenizer(directory, model, None)
-        check = getattr(tokenizer_files, "check_tokenizer", None)
-        if check is not None:
-            check(directory, model, None)
+        write_tokenizer(directory, model, None)
+        check_tokenizer(directory, model, None)
     except UserError as error:
         return Outcome("refused", str(error), seconds=time.monotonic() - began)
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)

@@ -21,7 +21,7 @@ from launcher.errors import UserError, escape, explain_os_error
 from launcher.runs.manifest import Manifest, read_manifest, read_yaml
 from launcher.runs.paths import LaunchPaths, display_path, launch_numbers
 from launcher.ui.tables import print_styled
-from slipway.supervisor.files import read_text
+from slipway.common.files import read_text
 
 _HELP = """\
 Compose the configuration, check it and print a file of the next launch: the script, or another one.

@@ -40,7 +40,7 @@ from launcher.images.store import (
 from launcher.images.tools import ending_cleanly
 from launcher.runs.trust import user_name
 from launcher.runs.write import umask
-from slipway.supervisor.files import sync_directory
+from slipway.common.files import sync_path
 
 # In the hidden names of an image that is being written, and of one that was replaced.
 PARTIAL_PREFIX = ".tmp-"
@@ -286,7 +286,7 @@ def publish(context: ImportContext, target: Path, made_by: str, recipe: RecipeOr
     # The record goes first: an image without a record has none, but a wrong record is believed.
     sidecar_path(target).unlink(missing_ok=True)
     output.replace(target)
-    sync_directory(target.parent)
+    sync_path(target.parent)
     sidecar.write(target)
     return sidecar
 

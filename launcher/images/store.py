@@ -13,7 +13,7 @@ from typing import Any
 from launcher.errors import UserError, escape
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.squashfs import AUTO, SQUASH_OPTIONS, read_superblock
-from slipway.supervisor.files import write_atomic
+from slipway.common.files import write_atomic
 
 _VERSION = 1
 

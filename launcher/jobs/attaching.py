@@ -17,7 +17,7 @@ from launcher.schedulers.base import NoAnswer
 from launcher.slurm.commands import ask, error_text
 from launcher.slurm.environment import clean_environment, inherited_variables
 from launcher.slurm.states import State
-from slipway.supervisor.files import is_job_id
+from slipway.common.files import is_job_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from launcher.runs.paths import LaunchPaths
 from launcher.runs.write import link_newest, write_launch
 from launcher.schedulers.job_status import declared_tasks
 from launcher.secrecy import recorded
+from slipway.common.files import write_atomic
 from slipway.supervisor.excluded import ExcludedNode
-from slipway.supervisor.files import write_atomic
 
 
 def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> Manifest:

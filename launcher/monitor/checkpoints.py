@@ -14,8 +14,8 @@ from launcher.errors import shortened
 from launcher.jobs.launches import Launch
 from launcher.runs.manifest import checkpoints_of, node
 from launcher.runs.paths import LaunchPaths, display_path
+from slipway.common.files import open_regular, read_json, read_text, unix_time, whole
 from slipway.supervisor.checkpoints import LAST, MARKER, TRACKER, UNFINISHED, step_of
-from slipway.supervisor.files import open_regular, read_json, read_text, unix_time, whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from launcher.monitor.checkpoints import marked_checkpoints
 from launcher.runs.manifest import newest_training, node
 from launcher.runs.paths import CHECKPOINTS, EVALUATIONS
 from launcher.ui import tables
-from slipway.supervisor.files import names_in, read_json
+from slipway.common.files import names_in, read_json
 
 _NAME = re.compile(r"step-(\d{1,15})\.json", re.ASCII)
 _STDERR = "_stderr"

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from slipway.supervisor.files import open_regular, unix_time, whole
+from slipway.common.files import open_regular, unix_time, whole
 
 # A longer line is read in pieces.
 LONGEST_LINE = 1 << 20

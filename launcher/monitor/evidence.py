@@ -22,7 +22,7 @@ from launcher.monitor.readers import all_events
 from launcher.runs.manifest import node, read_yaml
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
-from slipway.supervisor.files import open_regular, whole
+from slipway.common.files import open_regular, whole
 from slipway.supervisor.rules import EXIT_INTERRUPTED
 
 

@@ -18,8 +18,8 @@ from launcher.monitor.polling import JobPoller
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
+from slipway.common.files import names_in, open_regular
 from slipway.supervisor.evidence import Left, left_by_ranks
-from slipway.supervisor.files import names_in, open_regular
 
 FAILURES = "failures"
 

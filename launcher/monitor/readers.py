@@ -22,7 +22,7 @@ from launcher.monitor.events import (
     read_head_and_tail,
 )
 from launcher.monitor.logs import job_logs, newest_log
-from slipway.supervisor.files import open_regular, read_text
+from slipway.common.files import open_regular, read_text
 
 
 def open_reader(launch: Launch) -> EventReader | LogsReader:

@@ -17,6 +17,8 @@ from launcher.slurm.notations import parse_time_limit
 from slipway.supervisor.settings import ChainSettings, ContainerSettings, Settings
 
 _PACKAGE = Path(slipway.supervisor.__file__).parent
+# What the supervisor needs of the floor, in the syntax of Python 3.6.
+_FLOOR = ("__init__.py", "common/__init__.py", "common/files.py")
 # The oldest that a zip file can hold.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 _REGULAR_FILE = 0o100644 << 16
@@ -33,7 +35,7 @@ def supervisor_archive(package: Path = _PACKAGE) -> bytes:
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for source in (package.parent / "__init__.py", *sorted(package.glob("*.py"))):
+        for source in (*(package.parent / name for name in _FLOOR), *sorted(package.glob("*.py"))):
             name = str(source.relative_to(package.parent.parent))
             name = source.name if source.name == "__main__.py" else name
             content = source.read_bytes()

@@ -23,7 +23,7 @@ from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, find_manifest
 from launcher.runs.paths import LAUNCHES, MANIFEST
 from launcher.runs.trust import is_own, usable_slurm_conf
-from slipway.supervisor.files import write_atomic
+from slipway.common.files import write_atomic
 
 CACHE_VARIABLE = "SLIPWAY_CACHE_DIR"
 _SHARED = Path("/var/tmp")

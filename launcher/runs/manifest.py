@@ -24,7 +24,7 @@ from launcher.runs.paths import (
     launch_numbers,
 )
 from launcher.runs.trust import user_name
-from slipway.supervisor.files import RECORD_LIMIT, UnfitFile, is_job_id, read_json, read_text, write_atomic
+from slipway.common.files import RECORD_LIMIT, UnfitFile, is_job_id, read_json, read_text, write_atomic
 from slipway.supervisor.marks import job_of
 from slipway.supervisor.settings import NAME as SETTINGS
 from slipway.supervisor.settings import from_json

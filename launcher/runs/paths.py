@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError
+from slipway.common.files import names_in
 from slipway.supervisor import settings as supervisor_settings
-from slipway.supervisor.files import names_in
 from slipway.supervisor.marks import MARKS
 
 LAUNCHES = "launches"

@@ -19,7 +19,7 @@ import stat
 from pathlib import Path
 
 from launcher.errors import escape
-from slipway.supervisor.files import read_text
+from slipway.common.files import read_text
 
 logger = logging.getLogger("launcher.runs")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.errors import explain_os_error, file_mode
 from launcher.runs.manifest import newest_submitted, require_readable
 from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths, next_launch_number
-from slipway.supervisor.files import sync_directory, write_atomic
+from slipway.common.files import sync_path, write_atomic
 
 
 def umask() -> int:
@@ -52,7 +52,7 @@ def copy_package(source: Path, target: Path) -> None:
             copy_package(entry, target / entry.name)
         else:
             _write_bytes(target / entry.name, entry.read_bytes())
-    sync_directory(target)
+    sync_path(target)
 
 
 def _write_bytes(path: Path, content: bytes) -> None:
@@ -122,7 +122,7 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Pa
                 write_atomic(target, content, mode)
         if code is not None:
             copy_package(code, temporary / paths.code.relative_to(paths.directory) / code.name)
-        sync_directory(temporary)
+        sync_path(temporary)
         temporary.rename(paths.directory)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -131,7 +131,7 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Pa
         if isinstance(error, OSError) and not is_about_code:
             raise explain_os_error(error, paths.run_dir, key) from error
         raise
-    sync_directory(paths.run_dir / LAUNCHES)
+    sync_path(paths.run_dir / LAUNCHES)
 
 
 def discard_launch(paths: LaunchPaths, directories: Iterable[Path]) -> None:

@@ -19,7 +19,7 @@ from launcher.schedulers.base import JobRef, JobStatus
 from launcher.slurm.notations import compress_tasks, expand_tasks, format_time_limit
 from launcher.slurm.records import LAUNCH_FAILURE, Record
 from launcher.slurm.states import State, why_waiting
-from slipway.supervisor.files import open_regular
+from slipway.common.files import open_regular
 from slipway.supervisor.marks import JobAttempt, cancelled_by
 from slipway.supervisor.rules import EXIT_INTERRUPTED
 from slipway.supervisor.slurm_states import END_REASONS, FINAL, STATES, plain_word

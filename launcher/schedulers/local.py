@@ -15,8 +15,8 @@ from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, Submission
 from launcher.schedulers.job_status import from_marks, or_cancelled, said_by_log
 from launcher.slurm.environment import clean_environment
 from launcher.slurm.states import Action, State
+from slipway.common.files import read_json
 from slipway.supervisor import settings
-from slipway.supervisor.files import read_json
 
 # The index of the tag in a supervisor's command.
 _TAG = 3

@@ -46,7 +46,7 @@ from launcher.schedulers.slurm import SlurmScheduler
 from launcher.secrecy import recorded
 from launcher.sweeps.points import Point, SweepDraft, SweepRequest, annotated, as_task
 from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, write_record
-from slipway.supervisor.files import write_atomic
+from slipway.common.files import write_atomic
 from slipway.supervisor.settings import NAME as SUPERVISOR_SETTINGS
 from slipway.supervisor.settings import SweepSettings
 

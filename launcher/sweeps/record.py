@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.errors import UserError, escape
 from launcher.runs.manifest import require_readable
-from slipway.supervisor.files import (
+from slipway.common.files import (
     RECORD_LIMIT,
     UnfitFile,
     is_job_id,

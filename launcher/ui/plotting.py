@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.errors import UserError, escape
 from launcher.ui.tables import count
-from slipway.supervisor.files import write_atomic
+from slipway.common.files import write_atomic
 
 INK = "#22272b"
 FAINT = "#6f7880"

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, escape
 from slipway.corpus import errors, spec
 
 # A disk, a quota or a file that is as large as it may be.
@@ -37,12 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_libraries()
         preparation = spec.load(options.config_path, options.config_name)
         _PHASES[options.phase](preparation, options)
-    except errors.UserError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return errors.EXIT_USER_ERROR
+        return EXIT_USER_ERROR
     except errors.OutsideError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return errors.EXIT_FAILURE
+        return EXIT_FAILURE
     except KeyboardInterrupt:
         print("interrupted; the same command continues from here", file=sys.stderr, flush=True)
         return errors.EXIT_INTERRUPTED
@@ -51,20 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         places = f"{preparation.work_dir} or {preparation.output_prefix.parent}"
         print(
-            f"error: {error.strerror}: {errors.escape(str(error.filename or places))}; what is done stays "
+            f"error: {error.strerror}: {escape(str(error.filename or places))}; what is done stays "
             "done: make room and run it again",
             file=sys.stderr,
             flush=True,
         )
-        return errors.EXIT_FAILURE
-    return errors.EXIT_OK
+        return EXIT_FAILURE
+    return EXIT_OK
 
 
 def _check_libraries() -> None:
     """Raise UserError if a library that every preparation needs is missing, without importing it."""
     missing = [package for module, package in _LIBRARIES.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise errors.UserError(
+        raise UserError(
             f"{sys.executable} lacks {', '.join(missing)}: install them there (pip install 'PATH[data]', "
             "where PATH is Slipway's checkout or wheel), or choose an interpreter or an image that has them "
             "(cluster.python=..., container=...)"

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipway.corpus.errors import UserError, missing_library, suggest
-from slipway.corpus.files import sha256_of
+from slipway.common.errors import UserError, suggest
+from slipway.common.files import sha256_of
+from slipway.corpus.errors import missing_library
 
 if TYPE_CHECKING:
     from slipway.corpus.documents import Document

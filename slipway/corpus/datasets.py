@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.arithmetic import indexed
-from slipway.corpus.errors import UserError, suggest
+from slipway.common.errors import UserError, suggest
 
 SUFFIXES = (".bin", ".idx")
 

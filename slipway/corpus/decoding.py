@@ -1,8 +1,8 @@
 """Tokens back to text: ``python -m slipway.corpus.decoding`` from stdin to stdout.
 
-It reads ``{"tokenizer": [...], "ids": [[...]]}``, and writes the texts as a JSON list. A tokenizer is named by
-its directory or its files: GPT-2's ``vocab.json`` and ``merges.txt``, a ``tokenizer.json`` of Hugging Face, or
-a SentencePiece model.
+It reads ``{"tokenizer": [...], "ids": [[...]]}``, and writes the texts as a JSON list. A tokenizer is named
+by its directory or its files: GPT-2's ``vocab.json`` and ``merges.txt``, a ``tokenizer.json`` of Hugging
+Face, or a SentencePiece model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.corpus.errors import EXIT_OK, EXIT_USER_ERROR, UserError
+from slipway.common.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.corpus.tokenizers import files_in, kind_of, load_bpe, load_fast, load_pieces
 
 

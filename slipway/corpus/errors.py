@@ -1,14 +1,12 @@
-"""Errors that end a data preparation, records that cannot be read, and exit codes."""
+"""Failures that end a data preparation, and records that cannot be read."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-EXIT_OK = 0
-EXIT_FAILURE = 1
-EXIT_USER_ERROR = 2
+from slipway.common.errors import UserError, escape_lines
+
 # With this begins the defect of a record without the key of its text.
 NO_KEY = "no key"
 # And that of a line of too many bytes.
@@ -19,19 +17,11 @@ _SHOWN = 5
 EXIT_INTERRUPTED = 130
 
 
-class _ShownError(Exception):
-    """Error that is shown as one message, in which others' words are escaped."""
+class OutsideError(Exception):
+    """Failure of the network, a server or a disk; shown without a traceback, exit code 1."""
 
     def __str__(self) -> str:
-        return escape(super().__str__())
-
-
-class UserError(_ShownError):
-    """Mistake that the user can correct; shown without a traceback, exit code 2."""
-
-
-class OutsideError(_ShownError):
-    """Failure of the network, a server or a disk; shown without a traceback, exit code 1."""
+        return escape_lines(super().__str__())
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +88,6 @@ def refusal(source: str, bad: BadRecord) -> UserError:
 def place(source: str, bad: BadRecord) -> str:
     """Name a bad record of a source, and its defect."""
     return f"{source}:{bad.offset}: {bad.reason}"
-
-
-def escape(text: str) -> str:
-    """Return text whose control characters, which a terminal would obey, are escaped; line ends stay."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
-
-
-def suggest(word: str, valid: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the valid spelling nearest to `word`, or an empty string."""
-    near = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
-    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def missing_library(name: str, purpose: str, extra: str = "data") -> UserError:

@@ -24,8 +24,9 @@ from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 
-from slipway.corpus.errors import OutsideError, UserError
-from slipway.corpus.files import sha256_of, sync_directory, write_atomically
+from slipway.common.errors import UserError
+from slipway.common.files import sha256_of, sync_path, write_atomic
+from slipway.corpus.errors import OutsideError
 from slipway.corpus.progress import Progress
 from slipway.corpus.remotes import Body, ChangedError, Remote, TransientError, Version
 
@@ -160,7 +161,7 @@ class _State:
     sha256: str | None = None
 
     def write(self, path: Path) -> None:
-        write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
+        write_atomic(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> _State | None:
@@ -415,7 +416,7 @@ class _Transfer:
         assert self.state is not None
         _State(self.state.version, self.received, sha256).write(self.state_path)
         self.part.replace(self.path)
-        sync_directory(self.path.parent)
+        sync_path(self.path.parent)
         self.progress.advance(0, items=1)
         return Fetched(self.path, self.received, sha256)
 

@@ -12,7 +12,9 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 
-from slipway.corpus.errors import UserError, missing_library, suggest
+from slipway.common.errors import UserError, suggest
+from slipway.common.files import open_regular
+from slipway.corpus.errors import missing_library
 from slipway.corpus.spec import COMPRESSIONS, FORMATS, MAX_EXPANSION
 
 FORMATS_BY_SUFFIX = {
@@ -129,7 +131,7 @@ def recognize(path: Path, name: str, wanted: str = "auto") -> tuple[str, str | N
     UserError
         If the content is not what the name or `wanted` says.
     """
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         head = stream.read(_HEAD)
     compression = next((kind for kind, magic in _MAGIC.items() if magic.match(head)), None)
     if compression is not None:
@@ -176,7 +178,7 @@ def _check_content(head: bytes, name: str, kind: str | None, packed: str | None)
 def open_stream(path: Path, compression: str | None, max_expansion: int = MAX_EXPANSION) -> BinaryIO:
     """Open a file for reading, decompressed; broken data raises `DamagedError`, a bomb `ExpansionError`."""
     if compression is None:
-        return path.open("rb", buffering=_BUFFER)
+        return open_regular(path, buffering=_BUFFER)
     left = max(FREE_BYTES, max_expansion * path.stat().st_size)
     return cast(BinaryIO, io.BufferedReader(_Frames(path, compression, left), _CHUNK))
 
@@ -206,7 +208,7 @@ class _Frames(io.RawIOBase):
     def __init__(self, path: Path, compression: str, left: int) -> None:
         self._new_frame, self._error = _decompressor(path, compression)
         self._left = left
-        self._file = path.open("rb", buffering=_BUFFER)
+        self._file = open_regular(path, buffering=_BUFFER)
         self._frame: Any = None
         self._input = b""
         self._output = memoryview(b"")

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from slipway.arithmetic import indexed
+from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, suggest
+from slipway.common.files import sha256_of
 from slipway.corpus.datasets import SUFFIXES, DataSet, open_data_set, prefix_of
 from slipway.corpus.decoding import open_decoder
 from slipway.corpus.documents import Document
-from slipway.corpus.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, LeftOut, UserError, named, suggest
-from slipway.corpus.files import sha256_of
+from slipway.corpus.errors import LeftOut, named
 from slipway.corpus.formats import UnknownFormatError, recognize
 from slipway.corpus.readers import parquet_row_groups, read
 from slipway.corpus.sources import choose, search

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.arithmetic.indexed import manifest_path
+from slipway.common.errors import UserError
 from slipway.corpus.cleaning import DropCounts
-from slipway.corpus.errors import LeftOut, UserError, named
+from slipway.corpus.errors import LeftOut, named
 from slipway.corpus.plan import Plan
 from slipway.corpus.sources import read_left_out
 

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.arithmetic import indexed
+from slipway.common.errors import UserError
+from slipway.common.files import sync_path, write_atomic
 from slipway.corpus import duplicates
 from slipway.corpus.cleaning import DropCounts
 from slipway.corpus.encoding import token_type
-from slipway.corpus.errors import UserError
-from slipway.corpus.files import sync_directory, write_atomically
 from slipway.corpus.manifest import data_manifest, is_complete, published_key, summary
 from slipway.corpus.plan import Plan
 from slipway.corpus.progress import Progress, say
@@ -309,17 +309,17 @@ def _temporary(prefix: Path, suffix: str) -> Path:
 def _publish(plan: Plan, outputs: Sequence[Output], manifest: dict[str, Any]) -> None:
     prefix = plan.preparation.output_prefix
     path = indexed.manifest_path(prefix)
-    write_atomically(published_key(plan), plan.key)
+    write_atomic(published_key(plan), plan.key)
     # A manifest, or an index, would vouch for data that it does not describe.
     path.unlink(missing_ok=True)
     for output in outputs:
         Path(f"{output.prefix}.idx").unlink(missing_ok=True)
     for output in outputs:
         output.publish()
-    sync_directory(prefix.parent)
+    sync_path(prefix.parent)
     # Under a name that the next merge knows, should this one be killed here.
     file = _HashedFile(_temporary(prefix, ".manifest.json"))
     file.write((json.dumps(manifest, indent=1) + "\n").encode())
     file.close()
     file.path.replace(path)
-    sync_directory(prefix.parent)
+    sync_path(prefix.parent)

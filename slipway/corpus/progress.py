@@ -11,7 +11,7 @@ import threading
 import time
 from types import TracebackType
 
-from slipway.corpus.errors import escape
+from slipway.common.errors import escape
 
 _SECONDS = 3.0
 _BAR_SECONDS = 0.1

@@ -15,17 +15,9 @@ from pathlib import Path, PurePath
 from typing import IO, Any, BinaryIO
 from xml.etree import ElementTree
 
+from slipway.common.errors import UserError, escape, suggest
 from slipway.corpus.documents import Document
-from slipway.corpus.errors import (
-    LONG_LINE,
-    NO_KEY,
-    BadRecord,
-    LeftOut,
-    UserError,
-    escape,
-    missing_library,
-    suggest,
-)
+from slipway.corpus.errors import LONG_LINE, NO_KEY, BadRecord, LeftOut, missing_library
 from slipway.corpus.formats import (
     FORMATS_BY_SUFFIX,
     FREE_BYTES,

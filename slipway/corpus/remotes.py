@@ -25,7 +25,8 @@ from email.utils import parsedate_to_datetime
 from typing import IO, Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlencode, urljoin, urlsplit, urlunsplit
 
-from slipway.corpus.errors import UserError, missing_library
+from slipway.common.errors import UserError
+from slipway.corpus.errors import missing_library
 
 SCHEMES = ("https", "http", "s3")
 # 408, 425 and 429 ask for another attempt; those from 500 on are the server's own.

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.arithmetic import indexed
-from slipway.corpus.files import sync_directory, write_atomically
+from slipway.common.files import sync_path, write_atomic
 
 ORIGIN = np.dtype([("file", "<u4"), ("offset", "<u8")])
 assert ORIGIN.itemsize == indexed.ORIGIN.size
@@ -133,8 +133,8 @@ class ShardWriter:
         self._paths.path(".json").unlink(missing_ok=True)
         for part in self._directory.iterdir():
             part.replace(self._paths.path(part.name))
-        sync_directory(self._paths.directory)
-        write_atomically(self._paths.path(".json"), json.dumps(record, sort_keys=True))
+        sync_path(self._paths.directory)
+        write_atomic(self._paths.path(".json"), json.dumps(record, sort_keys=True))
 
 
 def write_index(stream: Any, dtype: np.dtype[Any], documents: int, lengths: Any) -> None:

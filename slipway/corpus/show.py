@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from slipway.arithmetic.indexed import manifest_path
+from slipway.common.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.corpus.datasets import find_data_set, open_data_set
 from slipway.corpus.decoding import open_decoder
-from slipway.corpus.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

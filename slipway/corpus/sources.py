@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.arithmetic.globs import split_glob
-from slipway.corpus.errors import LeftOut, OutsideError, UserError, named, suggest
+from slipway.common.errors import UserError, suggest
+from slipway.common.files import sha256_of, write_atomic
+from slipway.corpus.errors import LeftOut, OutsideError, named
 from slipway.corpus.fetching import Download, Fetched, Policy, fetch_all, file_name
-from slipway.corpus.files import sha256_of, write_atomically
 from slipway.corpus.formats import auxiliary, recognize
 from slipway.corpus.progress import Progress, say
 from slipway.corpus.readers import parquet_row_groups
@@ -118,7 +119,7 @@ def collect(preparation: Preparation, policy: Policy | None = None) -> list[Sour
     records = {"version": _VERSION, "files": [file.record() for file in files]}
     records["left_out"] = [[entry.name, entry.reason] for entry in left_out]
     preparation.work_dir.mkdir(parents=True, exist_ok=True)
-    write_atomically(sources_file(preparation), json.dumps(records, indent=1) + "\n")
+    write_atomic(sources_file(preparation), json.dumps(records, indent=1) + "\n")
     return files
 
 

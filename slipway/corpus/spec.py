@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.corpus.errors import UserError, suggest
+from slipway.common.errors import UserError, suggest
 
 ROOT = "data_preparation"
 FORMATS = ("txt", "jsonl", "parquet", "wikipedia", "tar")

@@ -19,9 +19,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from slipway.arithmetic.vocabulary import END_OF_TEXT
-from slipway.corpus.errors import BadRecord, UserError, missing_library, place, refusal
+from slipway.common.errors import UserError
+from slipway.common.files import sha256_of, write_atomic
+from slipway.corpus.errors import BadRecord, missing_library, place, refusal
 from slipway.corpus.fetching import Download, Policy, fetch_all
-from slipway.corpus.files import sha256_of, write_atomically
 from slipway.corpus.formats import FAST, MERGES, PIECES, VOCAB
 from slipway.corpus.progress import Progress, say
 from slipway.corpus.readers import read
@@ -95,7 +96,7 @@ def obtain(
     elif source.file is None and not _present(preparation):
         size = preparation.vocab_size or _VOCABULARY
         say(f"training a byte-level BPE of {size:,} tokens on the first text of the sources")
-        write_atomically(preparation.work_dir / _TRAINED, json.dumps({str(directory): size}))
+        write_atomic(preparation.work_dir / _TRAINED, json.dumps({str(directory): size}))
         _train(directory, _sample(files, preparation.on_error), size)
     elif source.file is None:
         # A run that was killed behind the last file has left it.
@@ -235,7 +236,7 @@ def _fetch(
     directory.mkdir(parents=True, exist_ok=True)
     # vocab.json last: a directory that has it has both.
     for name, content in sorted(zip(names, contents, strict=True)):
-        write_atomically(directory / name, content)
+        write_atomic(directory / name, content)
     if FAST in names:
         _write_config(directory, preparation.tokenizer.end_of_document)
 
@@ -253,7 +254,7 @@ def _write_config(directory: Path, end: str | None) -> None:
         ids = load_fast(directory / FAST).get_vocab(with_added_tokens=True)
         token = _end_token(directory / FAST, ids, end)
         config = {"eos_token": token, "tokenizer_class": "PreTrainedTokenizerFast"}
-        write_atomically(path, json.dumps(config, indent=1) + "\n")
+        write_atomic(path, json.dumps(config, indent=1) + "\n")
 
 
 def _of_vocab(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
@@ -376,7 +377,7 @@ def _train(directory: Path, texts: Iterator[str], vocabulary: int) -> None:
     (directory / _UNFINISHED).touch()
     with TemporaryDirectory() as scratch:
         for path in sorted(map(Path, tokenizer.save_model(scratch))):
-            write_atomically(directory / path.name, path.read_bytes())
+            write_atomic(directory / path.name, path.read_bytes())
     (directory / _UNFINISHED).unlink()
 
 

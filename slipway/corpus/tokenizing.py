@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from slipway.common.errors import UserError
 from slipway.corpus.cleaning import Cleaner, DropCounts, Dropped
 from slipway.corpus.documents import Document
 from slipway.corpus.duplicates import Signatures
 from slipway.corpus.encoding import Encoder, token_type
-from slipway.corpus.errors import BadRecord, LeftOut, UserError, place, refusal
+from slipway.corpus.errors import BadRecord, LeftOut, place, refusal
 from slipway.corpus.fast_encoding import DifferentIdsError
 from slipway.corpus.manifest import NAMED, is_complete
 from slipway.corpus.plan import Plan

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from slipway.corpus.errors import OutsideError, UserError
+from slipway.common.errors import UserError
+from slipway.corpus.errors import OutsideError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -20,7 +20,7 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from slipway.supervisor.files import names_in, read_bytes, whole
+from slipway.common.files import names_in, read_bytes, whole
 
 MARKER = "complete.json"
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -10,7 +10,7 @@ import os
 import re
 from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from slipway.supervisor.files import AnyPath, open_regular, read_text, unix_time, whole
+from slipway.common.files import AnyPath, open_regular, read_text, unix_time, whole
 
 # Bytes of each log; the cause of a job's end stands at the log's end.
 TAIL_BYTES = 1 << 20

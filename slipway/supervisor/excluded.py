@@ -8,7 +8,7 @@ import os
 import re
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from slipway.supervisor.files import AnyPath, append_line, plain, read_text
+from slipway.common.files import AnyPath, append_line, plain, read_text
 
 EXCLUDED_NODES = "excluded_nodes.tsv"
 

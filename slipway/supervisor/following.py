@@ -20,9 +20,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, get_type_hints
 
+from slipway.common.files import AnyPath, plain, read_json, write_atomic
 from slipway.supervisor import checkpoints, marks
 from slipway.supervisor.checkpoints import Progress
-from slipway.supervisor.files import AnyPath, plain, read_json, write_atomic
 from slipway.supervisor.job import Job, Leave
 from slipway.supervisor.settings import SLURM, of_file_system
 

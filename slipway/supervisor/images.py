@@ -8,6 +8,7 @@ import re
 import signal
 from typing import Any, Dict, Sequence
 
+from slipway.common.files import sha256_of
 from slipway.supervisor.job import Job
 from slipway.supervisor.marks import image_digest, leave_image_digest
 from slipway.supervisor.settings import ContainerSettings
@@ -15,7 +16,6 @@ from slipway.supervisor.tasks import Signals, leave_to_end, run_before
 
 _DIGITS = 12
 _RECORD_BYTES = 1 << 20
-_CHUNK = 1 << 20
 
 
 def record_digest(job: Job, container: ContainerSettings, signals: Signals) -> None:
@@ -107,8 +107,4 @@ def _sha256(path: str) -> str:
     os.nice(19)
     with contextlib.suppress(OSError):
         subprocess.call(["ionice", "-c", "3", "-p", str(os.getpid())])
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        for chunk in iter(lambda: stream.read(_CHUNK), b""):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return sha256_of(path)

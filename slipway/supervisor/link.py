@@ -9,10 +9,10 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
+from slipway.common.files import plain
 from slipway.supervisor import chain, checkpoints, marks
 from slipway.supervisor.chain import Before, Effect, Ending
 from slipway.supervisor.excluded import ExcludedNode, append_excluded, read_excluded
-from slipway.supervisor.files import plain
 from slipway.supervisor.following import Following, name_script
 from slipway.supervisor.hooks import Hook
 from slipway.supervisor.job import Job, Leave

@@ -10,8 +10,8 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
+from slipway.common.files import plain, read_json
 from slipway.supervisor import hooks, marks, settings
-from slipway.supervisor.files import plain, read_json
 from slipway.supervisor.job import Job, Leave, Unusable
 from slipway.supervisor.rendezvous import rendezvous
 from slipway.supervisor.rules import EXIT_INTERRUPTED

@@ -25,7 +25,7 @@ import re
 import time
 from typing import Any, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
-from slipway.supervisor.files import (
+from slipway.common.files import (
     AnyPath,
     is_job_id,
     names_in,

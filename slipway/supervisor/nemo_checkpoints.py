@@ -10,8 +10,8 @@ import sys
 from contextlib import suppress
 from typing import Callable
 
+from slipway.common.files import names_in
 from slipway.supervisor.checkpoints import LAST, UNFINISHED, newest_of_nemo, whole_of_nemo
-from slipway.supervisor.files import names_in
 
 Say = Callable[..., None]
 

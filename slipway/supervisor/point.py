@@ -4,8 +4,8 @@ import os
 import signal
 from typing import NoReturn, Sequence
 
+from slipway.common.files import RECORD_LIMIT, read_json
 from slipway.supervisor import marks, settings
-from slipway.supervisor.files import RECORD_LIMIT, read_json
 from slipway.supervisor.job import Leave, Unusable
 from slipway.supervisor.settings import SweepSettings
 

@@ -4,7 +4,7 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slipway.supervisor.files import AnyPath, plain, read_json
+from slipway.common.files import AnyPath, plain, read_json
 
 NAME = "supervisor.json"
 

@@ -5,7 +5,7 @@ import re
 import time
 from typing import List, NamedTuple, Optional, Sequence
 
-from slipway.supervisor.files import open_regular
+from slipway.common.files import open_regular
 from slipway.supervisor.hooks import Hook
 from slipway.supervisor.job import Job
 

@@ -10,8 +10,8 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.settings import Settings
-from slipway.trainer.errors import UserError
 from slipway.trainer.world import World
 
 _DRIVER = Path("/proc/driver/nvidia/version")

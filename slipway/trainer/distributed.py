@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.layout import Layout
 from slipway.trainer.config.parallel import Timeouts
 from slipway.trainer.device import choose_device, compare_devices
-from slipway.trainer.errors import UserError
 from slipway.trainer.world import World
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ import warnings
 from pathlib import Path
 from typing import NoReturn
 
+from slipway.common.errors import UserError
 from slipway.trainer import failures
-from slipway.trainer.errors import UserError
 from slipway.trainer.world import World
 
 LOGGER = logging.getLogger("trainer")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.trainer import errors, failures, logs, needless, requirements
 from slipway.trainer.config.check import check_keys, unused
 from slipway.trainer.config.layout import Layout, make_layout
@@ -35,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         world = World.from_environment(os.environ)
-    except errors.UserError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return errors.EXIT_USER_ERROR
+        return EXIT_USER_ERROR
     signals = StopSignals(world.rank)
     signals.install()
     return _pretrain(options, _Process(world, signals, started))
@@ -72,17 +73,17 @@ def _pretrain(options: argparse.Namespace, process: _Process) -> int:
         needless.skip_s3()
         _open_logs(settings.output.log_dir, world, config)
         return _train(settings, layout, process, flat, options.stop_after)
-    except errors.UserError as error:
+    except UserError as error:
         # The rank that tells of it may be gone first, and bring signals to those that wait for that.
-        process.signals.ended(errors.EXIT_USER_ERROR)
+        process.signals.ended(EXIT_USER_ERROR)
         logs.record_mistake(process.log_dir, world, error)
-        return errors.EXIT_USER_ERROR
+        return EXIT_USER_ERROR
     except errors.DivergedError as error:
         logs.LOGGER.error("%s", error)
         return errors.EXIT_DIVERGED
     except Exception as error:
         logs.record_failure(process.log_dir, world, error, process.peers)
-        return errors.EXIT_FAILURE
+        return EXIT_FAILURE
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -105,7 +106,7 @@ def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
     try:
         logs.start_logging(log_dir, world)
     except OSError as error:
-        raise errors.UserError(f"exp_manager.explicit_log_dir={log_dir}: {error.strerror}", "node") from None
+        raise UserError(f"exp_manager.explicit_log_dir={log_dir}: {error.strerror}", "node") from None
     failures.forget(log_dir, world.rank)
     if not world.is_main:
         return
@@ -145,11 +146,11 @@ def _train(
             stopping = Stopping(settings, rank_context, process.signals, process.started)
             try:
                 reason = train(session, stopping, stop_after, lock)
-            except errors.UserError:
+            except UserError:
                 if lock is not None and lock.lost():
                     process.log_dir = None  # by now it may be another training's
                 raise
-            code = errors.EXIT_STOPPED if reason in REASONS else errors.EXIT_OK
+            code = errors.EXIT_STOPPED if reason in REASONS else EXIT_OK
             # The first rank to leave with another code than 0 may bring signals to those that are behind it.
             process.signals.ended(code)
     return code
@@ -157,5 +158,5 @@ def _train(
 
 if __name__ == "__main__":
     exit_code = main()
-    if exit_code != errors.EXIT_OK:
+    if exit_code != EXIT_OK:
         logs.end_at_once(exit_code)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from slipway.trainer.errors import UserError
+from slipway.common.errors import UserError
 
 TRAINING = ("torch", "megatron.core", "numpy", "psutil", "yaml")
 TENSORBOARD = ("tensorboard",)

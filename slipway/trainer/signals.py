@@ -26,7 +26,8 @@ import threading
 import time
 from typing import NoReturn
 
-from slipway.trainer.errors import EXIT_FAILURE, EXIT_STOPPED
+from slipway.common.errors import EXIT_FAILURE
+from slipway.trainer.errors import EXIT_STOPPED
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 # Slurm may deliver one signal twice: to the task itself, and through srun. So soon, it is no second one.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slipway.trainer.errors import UserError
+from slipway.common.errors import UserError
 
 DEFAULT_ADDRESS = "127.0.0.1"
 DEFAULT_PORT = 29500

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
 from launcher.checks.registry import run_checks
+from slipway.common.errors import UserError
 from slipway.trainer.config.check import check_keys
 from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
 from slipway.trainer.data.spans import sample_lengths
-from slipway.trainer.errors import UserError
 from tests.checks.plans import GPT, T5, changed, plan_of
 
 LENGTHS = (64, 96, 2048)

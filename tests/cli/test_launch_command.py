@@ -14,7 +14,7 @@ MODULES = """
 import sys
 from launcher.cli.app import main
 code = main(sys.argv[1:])
-print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+print(*sorted({name.removeprefix("slipway.").partition(".")[0] for name in sys.modules}), file=sys.stderr)
 sys.exit(code)
 """
 # Where argparse ends the program.
@@ -47,7 +47,7 @@ def test_a_dry_run_in_a_pipe_imports_neither_submitit_nor_rich_nor_torch(tmp_pat
 
 
 def test_a_dry_run_of_a_named_image_imports_no_builder_of_images(tmp_path: Path) -> None:
-    program = MODULES.replace('.partition(".")[0]', "")
+    program = MODULES.replace('.removeprefix("slipway.").partition(".")[0]', "")
     words = ["launch", "--dry-run", "cluster=bcm", "container=nvcr.io#nvidia/nemo:24.07"]
     done = subprocess.run(
         [sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True
@@ -72,7 +72,9 @@ def test_no_verb_imports_torch_or_the_trainer(tmp_path: Path, verb: str) -> None
 
 
 def test_the_version_imports_no_verb(tmp_path: Path) -> None:
-    program = MODULES.replace('.partition(".")[0]', "").replace("code = main(sys.argv[1:])", EXITING)
+    program = MODULES.replace('.removeprefix("slipway.").partition(".")[0]', "").replace(
+        "code = main(sys.argv[1:])", EXITING
+    )
     done = subprocess.run(
         [sys.executable, "-c", program, "--version"], cwd=tmp_path, capture_output=True, text=True
     )

@@ -57,7 +57,7 @@ def test_the_script_is_that_of_a_dry_run(cwd: Path, capsys: Capsys) -> None:
 def test_the_configuration_of_a_data_preparation_is_printed(capsys: Capsys) -> None:
     words = ["stages=[data_preparation]", "data_preparation.inputs=[/x]", "cluster=local"]
     assert main(["render", *words]) == 0
-    assert "    corpus \\\n    run \\\n" in capsys.readouterr().out
+    assert "    slipway.corpus \\\n    run \\\n" in capsys.readouterr().out
     assert main(["render", *words, "--config"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["data_preparation"]["inputs"] == ["/x"]
 
@@ -71,7 +71,7 @@ MODULES = """
 import sys
 from launcher.cli.app import main
 code = main(sys.argv[1:])
-print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+print(*sorted({name.removeprefix("slipway.").partition(".")[0] for name in sys.modules}), file=sys.stderr)
 sys.exit(code)
 """
 

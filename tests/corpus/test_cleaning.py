@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.corpus.cleaning import Cleaner, DropCounts, Dropped, identity
 from slipway.corpus.documents import Document
-from slipway.corpus.errors import UserError
 from slipway.corpus.spec import Filter
 
 # Trained by fastText on sentences of a few English (en) and German (de) words; 1,235 bytes.

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.corpus import spec
 from slipway.corpus.__main__ import main
-from slipway.corpus.errors import UserError
 from slipway.corpus.plan import load_plan
 from slipway.corpus.sources import collect
 from slipway.corpus.tokenizers import obtain
@@ -227,7 +227,7 @@ def test_workers_leave_when_their_parent_is_killed(tokenizer: Path, tmp_path: Pa
     node = configuration(tmp_path, tmp_path / "a.jsonl", tokenizer, workers=2, shard_bytes=1 << 20)
     options = write_configuration(tmp_path / "conf", node)
     assert main(["fetch", *options]) == 0
-    process = subprocess.Popen([sys.executable, "-m", "corpus", "tokenize", *options], cwd=REPOSITORY)
+    process = subprocess.Popen([sys.executable, "-m", "slipway.corpus", "tokenize", *options], cwd=REPOSITORY)
     try:
         units, deadline = tmp_path / "out/x.work/units", time.monotonic() + 100
         while not list(units.glob("*.json")) and time.monotonic() < deadline and process.poll() is None:

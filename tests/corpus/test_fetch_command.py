@@ -179,7 +179,7 @@ def test_ctrl_c_keeps_what_was_received(
     words = command(url)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     process = subprocess.Popen(
-        [sys.executable, "-m", "corpus", *words], env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "slipway.corpus", *words], env=environment, stderr=subprocess.PIPE, text=True
     )
     while process.poll() is None and server.sent["/text.jsonl"] < 300_000:
         time.sleep(0.002)

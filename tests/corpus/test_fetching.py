@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from slipway.corpus.errors import OutsideError, UserError
+from slipway.common.errors import UserError
+from slipway.corpus.errors import OutsideError
 from slipway.corpus.fetching import Download, Fetched, Policy, fetch_all, file_name
 from slipway.corpus.progress import Progress
 from slipway.corpus.remotes import public_name, remote, retry_after
@@ -441,7 +442,8 @@ def test_public_names_hide_signatures() -> None:
 _FETCH = """
 import sys
 from pathlib import Path
-from slipway.corpus.errors import OutsideError, UserError
+from slipway.common.errors import UserError
+from slipway.corpus.errors import OutsideError
 from slipway.corpus.fetching import Download, Policy, fetch_all
 from slipway.corpus.progress import Progress
 from slipway.corpus.remotes import remote

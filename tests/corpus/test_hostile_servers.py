@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.common.errors import UserError
 from slipway.corpus import remotes
 from slipway.corpus.__main__ import main
-from slipway.corpus.errors import OutsideError, UserError
+from slipway.corpus.errors import OutsideError
 from slipway.corpus.fetching import Policy
 from slipway.corpus.remotes import S3File, list_s3, remote
 from tests.corpus.servers import FaultyServer, faulty_server

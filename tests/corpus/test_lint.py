@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from slipway.arithmetic.indexed import ORIGIN
+from slipway.common.errors import UserError
 from slipway.corpus import lint as linting
 from slipway.corpus.decoding import open_decoder
-from slipway.corpus.errors import UserError
 from slipway.corpus.lint import Options, Report
 from slipway.corpus.show import show
 from tests.forked_slipway import SLIPWAY

@@ -18,10 +18,11 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
+from slipway.common.errors import UserError
 from slipway.corpus import spec
 from slipway.corpus.__main__ import main
 from slipway.corpus.documents import Document
-from slipway.corpus.errors import BadRecord, LeftOut, UserError
+from slipway.corpus.errors import BadRecord, LeftOut
 from slipway.corpus.formats import recognize
 from slipway.corpus.lint import Options, lint
 from slipway.corpus.readers import parquet_row_groups, read

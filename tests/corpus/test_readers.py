@@ -17,8 +17,9 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
+from slipway.common.errors import UserError
 from slipway.corpus.documents import Document
-from slipway.corpus.errors import BadRecord, UserError
+from slipway.corpus.errors import BadRecord
 from slipway.corpus.formats import recognize
 from slipway.corpus.readers import parquet_row_groups, read
 from slipway.corpus.units import Piece, SourceFile, divide

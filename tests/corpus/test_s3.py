@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from slipway.corpus.errors import OutsideError, UserError
+from slipway.common.errors import UserError
+from slipway.corpus.errors import OutsideError
 from slipway.corpus.fetching import Download, Fetched, Policy, fetch_all
 from slipway.corpus.progress import Progress
 from slipway.corpus.remotes import TransientError, list_s3, remote, s3_client

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.corpus import spec
-from slipway.corpus.errors import OutsideError, UserError
+from slipway.corpus.errors import OutsideError
 from slipway.corpus.fetching import Policy
+from slipway.corpus.formats import open_stream, recognize
 from slipway.corpus.sources import collect, discover, read_sources
 from tests.corpus.servers import FaultyServer, faulty_server, s3_server
 
@@ -251,6 +253,17 @@ def test_a_local_file_of_another_sha256_is_refused(tmp_path: Path, books: Path) 
     entry = {"path": str(books / "a.txt"), "sha256": "ab" * 32}
     with pytest.raises(UserError, match=f"a.txt: its sha256 is [0-9a-f]{{64}}, expected {'ab' * 32}"):
         collect(preparation(tmp_path, entry), QUICK)
+
+
+@pytest.mark.timeout(20)
+def test_a_file_that_would_be_waited_for_has_no_documents(tmp_path: Path) -> None:
+    """/proc/kmsg is a regular file without a size, and reading it waits for the kernel's next message."""
+    link = tmp_path / "a.txt"
+    link.symlink_to("/proc/kmsg")
+    if not os.access(link, os.R_OK):
+        pytest.skip("only root may read it")
+    assert recognize(link, link.name) == ("txt", None)
+    assert open_stream(link, None).read() == open_stream(link, "gz").read() == b""
 
 
 def test_an_unknown_format_is_refused_by_name(tmp_path: Path, books: Path) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.corpus import spec
 from slipway.corpus.decoding import open_decoder
-from slipway.corpus.errors import UserError
 from slipway.corpus.fetching import Policy
 from slipway.corpus.sources import collect
 from slipway.corpus.tokenizers import TokenizerFiles, describe, obtain, open_tokenizer
@@ -127,7 +127,7 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_as_the_library_trains_it(
     assert (files.kind, files.vocabulary_size, files.end_of_document) == ("gpt2", 300, 0)
     assert sorted(path.name for path in (tmp_path / "bpe").iterdir()) == ["merges.txt", "vocab.json"]
     program = (
-        "import sys; from pathlib import Path; from corpus import spec, sources, tokenizers\n"
+        "import sys; from pathlib import Path; from slipway.corpus import spec, sources, tokenizers\n"
         "places = {'output_prefix': sys.argv[2] + '/out', 'tokenizer_dir': sys.argv[2] + '/bpe'}\n"
         "options = spec.read({'inputs': [sys.argv[1]], 'vocab_size': 300, **places})\n"
         "print(tokenizers.obtain(options, sources.collect(options)).sha256)"

@@ -27,7 +27,10 @@ from tests.trainer.conversion.test_weight_map import description
 from tests.trainer.indexed_files import read
 from tests.trainer.parity.test_parity import FAMILIES
 
-pytestmark = [pytest.mark.trainer, pytest.mark.timeout(0)]
+pytestmark = [
+    *(pytest.mark.trainer, pytest.mark.timeout(0)),
+    pytest.mark.filterwarnings("ignore:Generating overly large repr"),
+]
 
 # By hand: SLIPWAY_HOSTILE_EXAMPLES=2000 pytest tests/hostile
 _EXAMPLES = int(os.environ.get("SLIPWAY_HOSTILE_EXAMPLES", "100"))

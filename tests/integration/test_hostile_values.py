@@ -46,7 +46,7 @@ def test_values_arrive_in_the_tasks_of_a_job(tmp_path: Path, sandbox: Sandbox) -
         log = run_dir / f"log-nemo-megatron-tokenize_text_{launch['job_id']}.out"
         assert "the tasks ended with exit code 0" in log.read_text(), log.read_text()
         recorded = (place / "record" / "0").read_bytes().decode().split("\0")[:-1]
-        assert recorded[:6] == [case, f"{run_dir}/launches/1/code", "-u", "-m", "corpus", "run"]
+        assert recorded[:6] == [case, f"{run_dir}/launches/1/code", "-u", "-m", "slipway.corpus", "run"]
         assert recorded[6:] == [
             f"--config-path={run_dir}/launches/1",
             "--config-name=tokenize_text_hydra.yaml",

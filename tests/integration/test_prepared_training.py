@@ -184,7 +184,13 @@ def test_sources_on_servers_become_tokens_that_a_model_learns_from(site: Site) -
     # Other data under the same names: the training is refused with what changed.
     site.put(jsonl(random.Random(7), 40))
     launch = site.directory / "results/tokenize_mixed/launches/2"
-    corpus = ["-m", "corpus", "run", f"--config-path={launch}", "--config-name=tokenize_mixed_hydra.yaml"]
+    corpus = [
+        "-m",
+        "slipway.corpus",
+        "run",
+        f"--config-path={launch}",
+        "--config-name=tokenize_mixed_hydra.yaml",
+    ]
     run_command(sys.executable, *corpus, cwd=Path(__file__).parents[2])
     more = [*TRAINING, *site.settings[-2:], f"training.trainer.max_steps={STEPS + 2}"]
     refusal = site.slipway("launch", *more, check=2).stderr

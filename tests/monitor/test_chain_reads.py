@@ -14,7 +14,7 @@ from monitor_samples import Runs
 from launcher.cli.app import main
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.commands import Retry
-from slipway.supervisor import files
+from slipway.common import files
 from slipway.supervisor.marks import claim
 
 _FORGOTTEN = "#!/bin/sh\nexit 0\n"

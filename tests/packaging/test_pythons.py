@@ -50,8 +50,8 @@ def test_the_oldest_version_is_required(
 
 def test_lint_holds_the_supervisor_to_its_oldest_python(repository: Path) -> None:
     recipe = (repository / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
-    (oldest,) = re.findall(r"/vermin --target=(\d\.\d+)- --violations .*\bsupervisor ", recipe)
-    main = (repository / "supervisor" / "__main__.py").read_text()
+    (oldest,) = re.findall(r"/vermin --target=(\d\.\d+)- --violations .*\bslipway/supervisor ", recipe)
+    main = (repository / "slipway" / "supervisor" / "__main__.py").read_text()
     assert f"sys.version_info < ({oldest.replace('.', ', ')}, " in main
     assert re.search(rf"Python {re.escape(oldest)}(\.\d+)? or newer", main)
 
@@ -72,7 +72,7 @@ def test_the_documentation_lists_the_same_versions(repository: Path, versions: l
 
 
 def test_no_text_installs_slipway_from_an_index(repository: Path) -> None:
-    for folder in ("launcher", "trainer", "corpus", "conf", "docs", "containers"):
+    for folder in ("launcher", "slipway", "conf", "docs", "containers"):
         for path in (repository / folder).rglob("*.*"):
             if path.suffix in (".py", ".md", ".yaml", ".j2"):
                 assert "pip install 'slipway[" not in path.read_text(encoding="utf-8"), path

@@ -32,8 +32,8 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def checkout(source: Path) -> dict[str, bytes]:
-    """Return the files of the wheel by name: the five packages, and the trees linked into them."""
-    tops = {name: name for name in ("arithmetic", "corpus", "launcher", "supervisor", "trainer")} | TREES
+    """Return the files of the wheel by name: the two packages, and the trees linked into them."""
+    tops = {name: name for name in ("launcher", "slipway")} | TREES
     return {
         str(Path(target) / path.relative_to(source / top)): path.read_bytes()
         for top, target in tops.items()
@@ -78,17 +78,22 @@ def test_the_source_distribution_has_no_results_and_no_tests(dist: Path) -> None
     (path,) = dist.glob("slipway-*.tar.gz")
     with tarfile.open(path) as archive:
         tops = {Path(name).parts[1] for name in archive.getnames() if len(Path(name).parts) > 1}
-    packages = {"arithmetic", "corpus", "launcher", "supervisor", "trainer"}
+    packages = {"launcher", "slipway"}
     assert packages | {"setup.cfg", "pyproject.toml", "LICENSE", "README.md"} <= tops
     assert not {"tests", "results", "benchmarks"} & tops
 
 
 def test_the_wheel_runs_its_own_packages(installed: Installed, tmp_path: Path) -> None:
-    program = "import launcher, trainer; print(launcher.__file__); print(trainer.__file__)"
+    program = "import launcher, slipway.trainer; print(launcher.__file__); print(slipway.trainer.__file__)"
     paths = installed.run("python", "-c", program, cwd=tmp_path).split()
     assert all(Path(path).is_relative_to(installed.directory) for path in paths)
     assert re.fullmatch(r"slipway \d\S+\n", installed.run("slipway", "--version", cwd=tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_wheel_owns_two_names_alone(wheel: Path) -> None:
+    """`supervisor` is supervisord's and `trainer` Coqui's: of two such wheels one overwrites the other."""
+    assert {name.partition("/")[0] for name in contents(wheel)} == {"launcher", "slipway"}
 
 
 def test_the_watch_sees_what_is_opened(repository: Path, installed: Installed, tmp_path: Path) -> None:
@@ -134,10 +139,10 @@ def test_a_launch_of_the_wheel_completes(installed: Installed, tmp_path: Path, s
     finally:
         installed.run("slipway", "sandbox", "down", cwd=tmp_path, **sandbox)
     assert [(row["run"], row["state"], row["step"]) for row in rows] == [("gpt3_tiny", "COMPLETED", 2)]
-    code = tmp_path / "results" / "gpt3_tiny" / "launches" / "1" / "code" / "trainer"
+    code = tmp_path / "results" / "gpt3_tiny" / "launches" / "1" / "code" / "slipway"
     (site,) = installed.directory.glob("lib/python*/site-packages")
     names = [str(path.relative_to(code)) for path in code.rglob("*.py")]
-    assert "pretrain.py" in names
-    same, *different = filecmp.cmpfiles(code, site / "trainer", names, shallow=False)
+    assert "trainer/pretrain.py" in names
+    same, *different = filecmp.cmpfiles(code, site / "slipway", names, shallow=False)
     assert (len(same), different) == (len(names), [[], []])
     assert installed.files_of_the_checkout() == []

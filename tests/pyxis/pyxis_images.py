@@ -66,8 +66,7 @@ def add_trainer(root: Path, repository: Path, *requirements: str) -> Path:
             shutil.copy(source, packages / name)
     libraries = [*stdlib.rglob("*.so"), *packages.rglob("*.so"), *packages.rglob("*.so.*")]
     _add_libraries(root, [interpreter, *libraries])
-    for package in ("arithmetic", "corpus", "trainer"):
-        shutil.copytree(repository / package, root / "opt/slipway" / package, ignore=_IGNORED)
+    shutil.copytree(repository / "slipway", root / "opt/slipway/slipway", ignore=_IGNORED)
     return root
 
 

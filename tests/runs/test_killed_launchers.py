@@ -59,8 +59,7 @@ def status(cwd: Path, env: dict[str, str]) -> dict[str, dict[str, Any]]:
 def code() -> dict[Path, bytes]:
     """Return the files that a launch copies, by their names within the checkout."""
     source = Path(__file__).resolve().parents[2]
-    packages = [source / name for name in ("arithmetic", "corpus", "trainer")]
-    paths = [path for package in packages for path in package.rglob("*.py")]
+    paths = (source / "slipway").rglob("*.py")
     return {path.relative_to(source): path.read_bytes() for path in paths}
 
 

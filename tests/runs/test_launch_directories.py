@@ -29,7 +29,7 @@ from launcher.runs.write import link_atomic, link_newest, release_number, reserv
 from launcher.schedulers.base import JobRef, Submission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import Action, State
-from slipway.supervisor.files import write_atomic
+from slipway.common.files import write_atomic
 
 
 def local_request(tmp_path: Path, *overrides: str) -> Request:
@@ -60,7 +60,7 @@ def test_each_launch_has_its_own_directory_and_the_links_show_the_newest(tmp_pat
     assert first.script.read_text() == text
     assert (first.run_dir / "launcher.json").resolve() == second.manifest
     assert read_manifest(second.directory) == manifest
-    assert (second.code / "trainer" / "pretrain.py").is_file()
+    assert (second.code / "slipway" / "trainer" / "pretrain.py").is_file()
     for paths in (first, second):
         wait_for_end(paths)
 
@@ -175,10 +175,10 @@ def test_a_refused_launch_does_not_hide_the_one_before(
 
 
 def test_the_commit_is_that_of_our_own_checkout_only(tmp_path: Path, repository: Path) -> None:
-    ours = checkout_of(repository / "trainer")
+    ours = checkout_of(repository / "slipway")
     assert ours is not None and ours.top == repository and len(ours.commit) == 40
     # The package may be installed below a project of the user's.
-    theirs = tmp_path / "venv" / "trainer"
+    theirs = tmp_path / "venv" / "slipway"
     theirs.mkdir(parents=True)
     (theirs / "pretrain.py").touch()
     (tmp_path / "theirs.txt").touch()
@@ -268,7 +268,7 @@ def test_permissions_are_what_the_umask_says(tmp_path: Path) -> None:
         assert paths.directory.stat().st_mode & 0o777 == directory
         assert paths.script.stat().st_mode & 0o777 == script
         assert paths.manifest.stat().st_mode & 0o777 == text
-        assert (paths.code / "trainer" / "pretrain.py").stat().st_mode & 0o777 == text
+        assert (paths.code / "slipway" / "trainer" / "pretrain.py").stat().st_mode & 0o777 == text
         wait_for_end(paths)
 
 

@@ -17,7 +17,7 @@ from launcher.launching.writing import write_draft
 from launcher.runs import provenance as checkouts
 from launcher.runs.provenance import checkout_of, gather, package_versions
 from launcher.runs.write import reserve_number
-from slipway.supervisor.files import write_atomic
+from slipway.common.files import write_atomic
 
 GIT = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.manifest import read_yaml
-from slipway.supervisor.files import (
+from slipway.common.files import (
     TEXT_LIMIT,
     UnfitFile,
     is_job_id,

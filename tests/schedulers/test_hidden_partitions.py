@@ -17,7 +17,7 @@ from slipway.supervisor.settings import Settings
 from slipway.supervisor.slurm import Slurm
 
 TAG, NOBODY = "0123abcd", 65534
-PACKAGES = ("launcher", "supervisor", "trainer", "corpus", "scripts", "templates")
+PACKAGES = ("launcher", "slipway", "scripts", "templates")
 # The sandbox's partitions are its own; and these two have nothing that could be hidden.
 OWN_CLUSTER, NOTHING_TO_HIDE = "launcher/sandbox/", {"config", "hostnames"}
 

@@ -120,4 +120,4 @@ def test_launch_has_the_code_that_its_tasks_import(tmp_path: Path, monkeypatch: 
     words = [*cluster, *ALONE[:2], "engine=nemo", f"nemo_path={tmp_path}", "conversion.model_type=gpt"]
     request = Request([*words, f"conversion.source={tmp_path}/checkpoints"], ["slipway", "launch"])
     (launch,) = launch_stages(drafts(request), request)
-    assert (launch.paths.code / "trainer" / "conversion" / "nemo.py").is_file()
+    assert (launch.paths.code / "slipway" / "trainer" / "conversion" / "nemo.py").is_file()

@@ -282,7 +282,7 @@ def _tokenize(corpus: Path, directory: Path) -> Tokenized:
     }
     directory.mkdir()
     (directory / "preparation.yaml").write_text(yaml.safe_dump({"data_preparation": node}))
-    command = [sys.executable, "-m", "corpus", "run", "--config-path", str(directory)]
+    command = [sys.executable, "-m", "slipway.corpus", "run", "--config-path", str(directory)]
     command += ["--config-name", "preparation"]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT)
     assert result.returncode == 0, result.stderr

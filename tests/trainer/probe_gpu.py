@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 import yaml
 
+from slipway.common.errors import UserError
 from slipway.trainer import cpu_shim, device
 from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.parallel import Timeouts
 from slipway.trainer.config.settings import read_settings
 from slipway.trainer.distributed import make_rank_context, process_group, shorten_timeouts
-from slipway.trainer.errors import UserError
 from slipway.trainer.world import World
 
 CUDA = torch.device("cuda", 0)

@@ -22,6 +22,7 @@ import torch  # noqa: E402
 from megatron.core.datasets import helpers  # noqa: E402
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder  # noqa: E402
 
+from slipway.common.errors import UserError  # noqa: E402
 from slipway.corpus.merging import Output  # noqa: E402
 from slipway.corpus.shards import ORIGIN  # noqa: E402
 from slipway.trainer.config.data import Blend, Data  # noqa: E402
@@ -30,7 +31,6 @@ from slipway.trainer.data.index import build_index  # noqa: E402
 from slipway.trainer.data.interleave import Interleaving  # noqa: E402
 from slipway.trainer.data.source import IndexedSource  # noqa: E402
 from slipway.trainer.data.training_data import find_indices, open_training  # noqa: E402
-from slipway.trainer.errors import UserError  # noqa: E402
 
 WHOLE = (1.0, 0.0, 0.0)
 

@@ -85,9 +85,9 @@ def weight_decay(settings: Settings, rank_context: Any) -> dict[str, list[float]
 
 def foreign_token(device: Any) -> str:
     """Return the error for tokens that the vocabulary does not have."""
+    from slipway.common.errors import UserError
     from slipway.trainer.data.batches import GPTBatchBuilder
     from slipway.trainer.data.source import MockSource
-    from slipway.trainer.errors import UserError
 
     try:
         next(GPTBatchBuilder(10, None, 2, device).batches(MockSource(32, 300, 1, False), [0, 1]))

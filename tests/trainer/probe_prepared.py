@@ -13,11 +13,11 @@ from megatron.core.datasets.blended_megatron_dataset_config import BlendedMegatr
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
 from slipway.arithmetic.indexed import FIRST_SPLIT_RULE, split_documents
+from slipway.common.errors import UserError
 from slipway.trainer.config.data import _splits
 from slipway.trainer.config.values import Values
 from slipway.trainer.data.index import build_index
 from slipway.trainer.data.source import IndexedSource
-from slipway.trainer.errors import UserError
 
 STRINGS = (
     *(

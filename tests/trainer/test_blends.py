@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.data import Blend, read_data
 from slipway.trainer.config.values import Values
 from slipway.trainer.data.batches import Batch, GPTBatchBuilder, Resets
@@ -24,7 +25,6 @@ from slipway.trainer.data.interleave import Interleaving
 from slipway.trainer.data.order import BlendedOrder, Order, rank_share
 from slipway.trainer.data.source import BlendedSource, IndexedSource
 from slipway.trainer.data.training_data import make_order, open_heldout
-from slipway.trainer.errors import UserError
 from tests.trainer import indexed_files
 
 pytestmark = pytest.mark.trainer

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.choice import Choice, Chooser
 from slipway.trainer.checkpoint.store import Checkpoint, begin, finish, sync_part
 from slipway.trainer.config.resume import Resume, read_resume
 from slipway.trainer.config.saving import Saving
 from slipway.trainer.config.values import Values
-from slipway.trainer.errors import UserError
 from tests.trainer.test_retention import BLANK_MARKER
 
 pytestmark = pytest.mark.trainer

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
@@ -22,7 +23,7 @@ from slipway.trainer.conversion.convert import convert
 from slipway.trainer.conversion.spec import read_conversion
 from slipway.trainer.data.heldout import heldout_windows
 from slipway.trainer.data.training_data import find_indices, open_heldout
-from slipway.trainer.errors import DivergedError, UserError
+from slipway.trainer.errors import DivergedError
 from slipway.trainer.evaluation import __main__ as program
 from slipway.trainer.evaluation.harness import Outcome
 from slipway.trainer.evaluation.results import Results

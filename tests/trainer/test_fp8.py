@@ -10,10 +10,10 @@ import pytest
 from launcher.config.compose import BatchComposer
 from launcher.estimates.memory import bytes_per_parameter
 from launcher.estimates.training import training_of
+from slipway.common.errors import UserError
 from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import Settings, read_settings
-from slipway.trainer.errors import UserError
 from slipway.trainer.report.flops import device_peak
 from tests.trainer.test_stock_sizes import launch_config
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.common.errors import UserError
 from slipway.trainer import device, requirements
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import Settings, read_settings
-from slipway.trainer.errors import UserError
 from slipway.trainer.report.progress import StepClock
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import run_probe

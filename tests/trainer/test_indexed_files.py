@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.data.index import SampleIndex, Split, check_files
 from slipway.trainer.data.source import IndexedSource
-from slipway.trainer.errors import UserError
 from tests.trainer import indexed_files
 from tests.trainer.indexed_files import Document
 from tests.trainer.probing import run_probe

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.check import check_keys, unused
 from slipway.trainer.config.keys import KEYS, Implemented, status_of
 from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
-from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

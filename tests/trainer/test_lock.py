@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.lock import Lock
-from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.rampup import Rampup
-from slipway.trainer.errors import UserError
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import run_probe
 from tests.warm import WarmPool

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.check import check_keys
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
-from slipway.trainer.errors import UserError
 from slipway.trainer.report.memory import fullest
 from slipway.trainer.report.phases import PHASES, PhaseTimer, compare
 from tests.trainer.conftest import Trainings

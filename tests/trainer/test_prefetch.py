@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from slipway.common.errors import UserError
 from slipway.trainer.data.prefetch import Prefetcher
-from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway.trainer.errors import UserError
+from slipway.common.errors import UserError
 from slipway.trainer.evaluation.harness import Tasks
 from slipway.trainer.evaluation.spec import Harness
 
@@ -57,7 +57,7 @@ def test_a_bare_interpreter_cannot_train_and_says_what_it_lacks() -> None:
 
 
 def test_a_bare_interpreter_cannot_tokenize_and_says_what_it_lacks() -> None:
-    result = run(["corpus", "run", "--config-path", "/absent", "--config-name", "x"])
+    result = run(["slipway.corpus", "run", "--config-path", "/absent", "--config-name", "x"])
     check_one_line(result, "numpy, pyyaml, tokenizers", extra="data")
 
 

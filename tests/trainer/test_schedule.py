@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.optimization import read_optimization
 from slipway.trainer.config.values import Values
-from slipway.trainer.errors import UserError
 from slipway.trainer.optim.schedule import CosineAnnealing, Schedule, WarmupAnnealing, make_schedule, remark
 
 pytestmark = pytest.mark.trainer

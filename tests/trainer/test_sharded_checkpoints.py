@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import compatible, reshard, store
 from slipway.trainer.checkpoint.choice import Choice
 from slipway.trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE, NOT_SHARDED
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.config.layout import Layout
-from slipway.trainer.errors import UserError
 from tests.trainer.ranks import Run
 from tests.trainer.test_continuation import SHARDED
 from tests.trainer.test_retention import BLANK_MARKER

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.load import flatten, load_config
-from slipway.trainer.errors import UserError
 from slipway.trainer.logs import record_mistake
 from slipway.trainer.report.progress import Pace, count, duration, step_line
 from slipway.trainer.world import World

@@ -12,13 +12,13 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.t5 import Denoising
 from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.data.denoising import T5Batch, T5BatchBuilder
 from slipway.trainer.data.source import MockSource, Tokens, check_tokens
 from slipway.trainer.data.spans import Lengths, SpecialTokens, corrupt, fit, lengths_of, sample_lengths
 from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
-from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import Settings, read_settings
 from slipway.trainer.data.audit import StepRequest, audit, samples_of_step
 from slipway.trainer.data.training_data import denoised_lengths, find_indices, make_order, open_training
-from slipway.trainer.errors import UserError
 from tests.trainer import indexed_files
 from tests.trainer.t5 import SEQ_LENGTH, T5
 

@@ -11,12 +11,12 @@ import pytest
 from launcher.config.compose import BatchComposer, list_options
 from launcher.stages.planning import plan_launch
 from slipway.arithmetic.parameters import count_parameters, padded_vocabulary, vocabulary_size
+from slipway.common.errors import UserError
 from slipway.trainer.config.check import check_keys
 from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
 from slipway.trainer.data.vocabulary import read_vocabulary
-from slipway.trainer.errors import UserError
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import run_probe
 from tests.warm import WarmPool

@@ -11,10 +11,10 @@ from typing import NoReturn
 import pytest
 
 from slipway.arithmetic.indexed import FIRST_SPLIT_RULE
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.marker import MARKER, Marker, read_marker
 from slipway.trainer.checkpoint.naming import check_template, render
 from slipway.trainer.checkpoint.store import Checkpoint, begin, finish, leftovers, newest, sync_part
-from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

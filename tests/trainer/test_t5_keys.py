@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.check import check_keys, table_for
 from slipway.trainer.config.keys import KEYS, T5_KEYS, Implemented, Refused, status_of
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
-from slipway.trainer.errors import UserError
 from tests.trainer.conftest import REMOVED
 from tests.trainer.t5 import T5, both
 from tests.trainer.test_keys import RecordingConfig

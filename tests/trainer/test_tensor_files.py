@@ -14,9 +14,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import tensor_files
 from slipway.trainer.checkpoint.tensor_files import TensorFiles, TensorFilesWriter, TensorInfo
-from slipway.trainer.errors import UserError
 
 WHOLE = torch.arange(4 * 6 * 8, dtype=torch.float32).reshape(4, 6, 8)
 ROWS = torch.randn(4, 64).bfloat16()

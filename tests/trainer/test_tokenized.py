@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.data import Data
 from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.data import tokenized
 from slipway.trainer.data.tokenized import mismatch, of_data, of_training
-from slipway.trainer.errors import UserError
 from tests.corpus.tokenized import OTHER_TEXTS, TEXTS, TokenizedSet, tokenizer_of, write_tokenizer
 from tests.trainer.conftest import REPOSITORY
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.choice import Choice, Chooser, Damaged
 from slipway.trainer.checkpoint.files import share
@@ -21,7 +22,6 @@ from slipway.trainer.checkpoint.marker import MARKER, examine_marker, parse_mark
 from slipway.trainer.config.resume import Resume, read_resume
 from slipway.trainer.config.saving import Saving
 from slipway.trainer.config.values import Values
-from slipway.trainer.errors import UserError
 from tests.trainer.test_choice import choose
 from tests.trainer.test_damages import TRAINING
 from tests.trainer.test_retention import BLANK_MARKER

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.settings import read_settings
 from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.data.vocabulary import Vocabulary, read_pieces, read_vocabulary
-from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

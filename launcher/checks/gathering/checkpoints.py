@@ -13,8 +13,8 @@ from launcher.checks.facts import MissingPath, SavedShards
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_there
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
+from slipway.common.files import read_json, read_text, whole
 from slipway.supervisor.checkpoints import MARKER, TRACKER
-from slipway.supervisor.files import read_json, read_text, whole
 
 _NAMED = "resume.checkpoint"
 _INITIAL = "restore_from_path"

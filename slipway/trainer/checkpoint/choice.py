@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.common.errors import UserError, suggest
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.config.resume import Resume
 from slipway.trainer.config.saving import Saving
-from slipway.trainer.errors import UserError, suggest
 from slipway.trainer.logs import LOGGER
 
 _KEY = "resume.checkpoint"

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.choice import Choice
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.checkpoint.marker import DP_RESHARDABLE, NOT_SHARDED
@@ -17,7 +18,6 @@ from slipway.trainer.config.layout import Layout
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.data import identity
 from slipway.trainer.data.identity import Identity
-from slipway.trainer.errors import UserError
 from slipway.trainer.logs import LOGGER
 
 ACCEPT = "resume.accept_data"

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.architecture import (
     Architecture,
     Recompute,
@@ -23,7 +24,6 @@ from slipway.trainer.config.tokenizer import Tokenizer, read_tokenizer
 from slipway.trainer.config.values import Values
 from slipway.trainer.data.identity import TOKENIZER, Identity
 from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
-from slipway.trainer.errors import UserError
 
 Precision = Literal["bf16", "fp32"]
 # Bounds for what files of others say: of layers, and of what a matrix has on a side.

@@ -8,40 +8,23 @@ that somebody makes on purpose.
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
-import stat
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.trainer.errors import UserError
+from slipway.common.errors import UserError
+from slipway.common.files import open_regular
 
 # What a file that is not there, or is none, says; anything else tells of a file system or of a node.
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG)
 
 
 def is_absent(error: OSError) -> bool:
     """Return whether an error says that a path is no regular file, and not that it cannot be read now."""
     return error.errno in _ABSENT
-
-
-def open_regular(path: Path) -> io.FileIO:
-    """Open a regular file for reading, without a buffer.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read; :func:`is_absent` for a directory, a FIFO or a device.
-    """
-    # A FIFO would wait for a writer.
-    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.ENXIO, "not a regular file", str(path))
-    return file
 
 
 # Larger than any tokenizer, index of safetensors files or description of a model.
@@ -50,9 +33,8 @@ LIMIT_BYTES = 256 << 20
 
 def read_regular(path: Path, most: int = LIMIT_BYTES) -> bytes:
     """Return the first bytes of a regular file, `most` at most; raise OSError as :func:`open_regular`."""
-    with io.BufferedReader(open_regular(path)) as file:
-        # Of what one would have to wait for, as in /proc, there is nothing.
-        return file.read(most) or b""
+    with open_regular(path, holes=True) as file:
+        return file.read(most)
 
 
 # Of a hub's cache: models--OWNER--NAME/snapshots/REVISION/name is a link into models--OWNER--NAME/blobs.
@@ -71,7 +53,7 @@ def inside(path: Path, root: Path | None = None) -> Path:
     caches = [up.parent / _BLOBS for up in list(directory.parents)[:2] if up.name == _SNAPSHOTS]
     if not any(map(target.is_relative_to, (directory, *caches))):
         raise UserError(f"{path} is a link to {target}, out of its directory; expected a copy of the file")
-    if target.exists() and not target.is_file():
+    if os.path.exists(target) and not target.is_file():  # noqa: PTH110 - any name may be asked for
         raise UserError(f"{path} cannot be read: it is not a regular file")
     return target
 
@@ -111,23 +93,6 @@ def read_mapping(path: Path, limit: int = LIMIT_BYTES) -> dict[str, Any]:
     return value
 
 
-def sync(path: Path) -> None:
-    """Have a file's content, or a directory's entries, written to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a file and have it on disk."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 _BLOCK_BYTES = 1 << 22
 
 
@@ -144,10 +109,10 @@ def file_checksum(path: Path) -> str:
     OSError
         If it cannot be read.
     """
-    block, value = memoryview(bytearray(_BLOCK_BYTES)), 0
-    with open_regular(path) as file:
-        while size := file.readinto(block):
-            value = zlib.crc32(block[:size], value)
+    value = 0
+    with open_regular(path, buffering=0, holes=True) as file:
+        while block := file.read(_BLOCK_BYTES):
+            value = zlib.crc32(block, value)
     return f"{value:08x}"
 
 

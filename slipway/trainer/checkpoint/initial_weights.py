@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import compatible, reader, state, store
 from slipway.trainer.checkpoint.choice import check_owners
 from slipway.trainer.checkpoint.description import Description, description_from_json
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.distributed import RankContext, broadcast_from_rank0
-from slipway.trainer.errors import UserError
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.model.model import Model
 

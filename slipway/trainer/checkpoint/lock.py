@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.files import is_absent
-from slipway.trainer.errors import UserError
 from slipway.trainer.logs import LOGGER
 
 LOCK = ".lock"

@@ -12,7 +12,8 @@ from typing import Any
 
 from slipway import __version__
 from slipway.arithmetic.indexed import FIRST_SPLIT_RULE, SPLIT_RULE
-from slipway.trainer.checkpoint.files import is_absent, read_regular, text_checksum, write_synced
+from slipway.common.files import write_atomic
+from slipway.trainer.checkpoint.files import is_absent, read_regular, text_checksum
 
 MARKER = "complete.json"
 # The formats of an optimizer's states: whole on each rank; in shards by megatron-core's buckets, which other
@@ -89,7 +90,7 @@ class Marker:
         """Write the marker into a checkpoint's directory and have it on disk."""
         # YAML has dates, too.
         text = json.dumps(asdict(self), indent=1, default=str).removesuffix("\n}")
-        write_synced(checkpoint / MARKER, f"{text}{_OWN_CHECKSUM}{_quoted(text)}")
+        write_atomic(checkpoint / MARKER, f"{text}{_OWN_CHECKSUM}{_quoted(text)}")
 
 
 def read_marker(checkpoint: Path) -> Marker | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from slipway.trainer.errors import UserError, suggest
+from slipway.common.errors import UserError, suggest
 
 _KEY = "exp_manager.checkpoint_callback_params.filename"
 _FIELD = re.compile(r"\{(?P<name>\w*)(?::(?P<format>[^{}]*))?\}")

@@ -24,10 +24,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, metadata
 
+from slipway.common.errors import first_line
 from slipway.trainer.checkpoint.files import is_absent, mismatch, read_inside, read_regular, share
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.distributed import RankContext, broadcast_from_rank0
-from slipway.trainer.errors import first_line
 from slipway.trainer.logs import LOGGER
 
 _INDEX, _COMMON = ".metadata", "common.pt"

@@ -20,13 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipway.common.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.trainer import requirements
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.bucket_index import INDEX, SHARDED, Piece
 from slipway.trainer.checkpoint.lock import Lock
 from slipway.trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE
 from slipway.trainer.checkpoint.store import Checkpoint
-from slipway.trainer.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.trainer.logs import quiet
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from slipway.trainer.checkpoint.files import sync
+from slipway.common.files import sync_path
 from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.store import REMOVING, Checkpoint, complete, damage, unique
 from slipway.trainer.config.saving import Saving
@@ -73,7 +73,7 @@ def _set_aside(path: Path) -> Path | None:
     hidden = path.with_name(f"{REMOVING}{path.name}-{unique()}")
     try:
         path.rename(hidden)
-        sync(path.parent)
+        sync_path(path.parent)
     except OSError as error:
         LOGGER.warning("cannot remove %s: %s", path, error.strerror or error)
         return None

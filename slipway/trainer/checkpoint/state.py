@@ -12,6 +12,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import compatible, rng_state
 from slipway.trainer.checkpoint.async_save import AsyncSave
 from slipway.trainer.checkpoint.bucket_index import distributed_optimizers, has_empty_share, sharded_index
@@ -21,7 +22,6 @@ from slipway.trainer.checkpoint.reader import restricted_pickles
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.checkpoint.strategies import SaveStrategy, load_strategy
 from slipway.trainer.distributed import RankContext, any_rank, on_all_ranks
-from slipway.trainer.errors import UserError
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.model.model import Model
 

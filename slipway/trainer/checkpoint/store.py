@@ -29,9 +29,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.arithmetic.indexed import SPLIT_RULE
-from slipway.trainer.checkpoint.files import file_checksum, is_absent, mismatch, sync
+from slipway.common.errors import UserError
+from slipway.common.files import sync_path
+from slipway.trainer.checkpoint.files import file_checksum, is_absent, mismatch
 from slipway.trainer.checkpoint.marker import MARKER, Marker, examine_marker, read_marker
-from slipway.trainer.errors import UserError
 from slipway.trainer.logs import LOGGER
 
 LATEST = "latest"
@@ -193,8 +194,8 @@ def set_aside(path: Path) -> Path:
     path.rename(aside)
     if link.is_symlink() and link.readlink() == Path(path.name):
         link.unlink()
-    sync(directory / DAMAGED)
-    sync(directory)
+    sync_path(directory / DAMAGED)
+    sync_path(directory)
     return aside
 
 
@@ -222,7 +223,7 @@ def sync_part(unfinished: Path, rank: int) -> dict[str, int]:
     """
     written = {}
     for path in _written_by(unfinished, rank):
-        sync(path)
+        sync_path(path)
         written[str(path.relative_to(unfinished))] = path.stat().st_size
     return written
 
@@ -248,10 +249,10 @@ def finish(unfinished: Path, name: str, marker: Marker) -> Checkpoint:
     marker.write(unfinished)
     # The marker is on disk before the name is: whoever sees the name sees a complete checkpoint.
     for path in (*(part for part in unfinished.rglob("*") if part.is_dir()), unfinished):
-        sync(path)
+        sync_path(path)
     path = _free_name(directory / name)
     unfinished.rename(path)
-    sync(directory)
+    sync_path(directory)
     point_latest(path)
     return Checkpoint(path, marker)
 
@@ -266,7 +267,7 @@ def point_latest(path: Path) -> None:
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(path.name)
         fresh.replace(link)
-        sync(path.parent)
+        sync_path(path.parent)
     except OSError as error:
         LOGGER.warning("the link %s cannot be set: %s", link, error.strerror)
 

@@ -30,9 +30,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from slipway.trainer.checkpoint.files import inside, is_absent, open_regular
+from slipway.common.errors import UserError, first_line
+from slipway.common.files import open_regular
+from slipway.trainer.checkpoint.files import inside, is_absent
 from slipway.trainer.checkpoint.reader import read_index
-from slipway.trainer.errors import UserError, first_line
 
 COMMON, INDEX_FILE, FORMAT = "common.pt", ".metadata", "metadata.json"
 _FILE_BYTES = 4 << 30
@@ -254,7 +255,7 @@ class TensorFiles:
             while len(self._files) >= _OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
             try:
-                file = io.BufferedReader(open_regular(inside(self.directory / name)))
+                file = open_regular(inside(self.directory / name), holes=True)
             except OSError as error:
                 if is_absent(error):
                     raise UserError(f"{self.directory / name} is missing") from None

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.values import Values
-from slipway.trainer.errors import UserError
 
 
 @dataclass(frozen=True)

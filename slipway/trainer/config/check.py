@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slipway.common.errors import UserError, suggest
 from slipway.trainer.config.keys import (
     KEYS,
     LAUNCHER,
@@ -17,7 +18,6 @@ from slipway.trainer.config.keys import (
     status_of,
 )
 from slipway.trainer.config.t5 import is_t5
-from slipway.trainer.errors import UserError, suggest
 
 
 def table_for(flat: Mapping[str, Any]) -> dict[str, Status]:

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.config.parallel import Parallel
 from slipway.trainer.config.t5 import DECODER, ENCODER
 from slipway.trainer.config.values import Values
-from slipway.trainer.errors import UserError
 
 Format = Literal["e4m3", "hybrid"]
 Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]

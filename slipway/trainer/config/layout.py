@@ -12,11 +12,11 @@ from slipway.arithmetic.layout import (
     interleaves,
     shares_sequence,
 )
+from slipway.common.errors import UserError
 from slipway.trainer.config.fp8 import check_shapes
 from slipway.trainer.config.parallel import PIPELINE, VIRTUAL
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.config.t5 import DECODER, ENCODER
-from slipway.trainer.errors import UserError
 
 
 @dataclass(frozen=True)

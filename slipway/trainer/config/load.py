@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slipway.trainer.errors import UserError, suggest
+from slipway.common.errors import UserError, suggest
 
 ROOTS = ("run", "trainer", "exp_manager", "model", "resume", "restore_from_path")
 # Those that are values themselves, as NeMo has them.

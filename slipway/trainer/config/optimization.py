@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.values import Values
-from slipway.trainer.errors import UserError
 
 # NeMo's names for the same optimizer: AdamW over fp32 master weights.
 OPTIMIZERS = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.values import Values
-from slipway.trainer.errors import UserError
 
 PIPELINE = "model.pipeline_model_parallel_size"
 VIRTUAL = "model.virtual_pipeline_model_parallel_size"

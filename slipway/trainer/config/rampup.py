@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipway.arithmetic.layout import is_rampup
+from slipway.common.errors import UserError
 from slipway.trainer.config.values import Values
-from slipway.trainer.errors import UserError
 
 _KEY = "model.rampup_batch_size"
 

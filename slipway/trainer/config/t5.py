@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.architecture import Architecture, read_stack
 from slipway.trainer.config.values import Values
-from slipway.trainer.errors import UserError
 
 ENCODER = "model.encoder"
 DECODER = "model.decoder"

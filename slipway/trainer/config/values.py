@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from slipway.trainer.errors import UserError, suggest
+from slipway.common.errors import UserError, suggest
 
 _REQUIRED: Any = object()
 # What torch and the files of checkpoints hold as a whole number.

@@ -11,11 +11,11 @@ import json
 import sys
 from typing import Any
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.check import check_keys
 from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
-from slipway.trainer.errors import UserError
 
 
 def mistake_in(config: dict[str, Any], world: int) -> str | None:

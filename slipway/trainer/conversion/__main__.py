@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, escape
 from slipway.trainer import requirements
 from slipway.trainer.conversion.spec import (
     DTYPES,
@@ -22,7 +23,6 @@ from slipway.trainer.conversion.spec import (
     load_conversion,
     read_conversion,
 )
-from slipway.trainer.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, escape
 from slipway.trainer.logs import quiet
 from slipway.trainer.needless import no_garbage
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from slipway.common.errors import UserError
 from slipway.trainer import cpu_shim, requirements
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.config.architecture import Architecture
@@ -25,7 +26,6 @@ from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.settings import Settings, read_settings
 from slipway.trainer.conversion.check_report import REPORT, TABLE, Gradient, Report, write_report
 from slipway.trainer.conversion.weight_map import rows_of
-from slipway.trainer.errors import UserError
 from slipway.trainer.world import World
 
 _LIBRARIES = ("torch", "megatron.core", "transformers", "safetensors")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.trainer.checkpoint.files import sync, write_synced
+from slipway.common.files import write_atomic
 
 FACTOR = 4
 REPORT, TABLE = "report.json", "report.txt"
@@ -128,9 +128,7 @@ class Report:
 def write_report(report: Report, model_dir: Path) -> None:
     """Write a report beside a model, for programs and for people."""
     for name, content in ((REPORT, json.dumps(report.to_json(), indent=1) + "\n"), (TABLE, report.table())):
-        write_synced(model_dir / f".{name}", content)
-        (model_dir / f".{name}").replace(model_dir / name)
-    sync(model_dir)
+        write_atomic(model_dir / name, content)
 
 
 def _power(loss: float) -> str:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.description import Description, description_from_json, model_keys
 from slipway.trainer.checkpoint.files import file_checksum
@@ -25,7 +26,6 @@ from slipway.trainer.conversion.safetensors_files import Entry
 from slipway.trainer.conversion.sources import SourceFormat
 from slipway.trainer.conversion.spec import Conversion
 from slipway.trainer.conversion.tokenizer_files import tokenizer_digest
-from slipway.trainer.errors import UserError
 
 # Of a training that saves faster than its checkpoints are read.
 _ATTEMPTS = 3

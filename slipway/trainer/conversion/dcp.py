@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.tensor_files import TensorFiles, TensorInfo
 from slipway.trainer.conversion.wrappers import plain_names
-from slipway.trainer.errors import UserError
 
 # Under which keys programs save a model, and under which what is not one.
 _MODEL = ("model", "module", "state_dict", "model_state_dict", "net", "network")

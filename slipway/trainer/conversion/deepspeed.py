@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ from typing import Any
 
 import torch
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.files import read_inside
 from slipway.trainer.checkpoint.tensor_files import TensorInfo
 from slipway.trainer.conversion.pickled_files import load
 from slipway.trainer.conversion.wrappers import plain_names
-from slipway.trainer.errors import UserError
 
 LATEST = "latest"
 _STEP = re.compile(r"global_step(\d+)")
@@ -218,7 +219,7 @@ def tag_directory(directory: Path, step: int | None = None) -> Path:
     if not latest.is_file():
         return directory
     tag = read_inside(latest).decode(errors="replace").strip()
-    if Path(tag).name != tag or "\0" in tag or not (directory / tag).is_dir():
+    if Path(tag).name != tag or not os.path.isdir(directory / tag):  # noqa: PTH112 - any name may be asked for
         raise UserError(f"{latest} names '{tag[:80]}', and there is no such directory beside it")
     return directory / tag
 

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import torch
 
+from slipway.common.errors import UserError
+from slipway.common.files import write_atomic
 from slipway.trainer.checkpoint.description import Description
-from slipway.trainer.checkpoint.files import write_synced
 from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.conversion.tokenizer_files import check_tokenizer, write_tokenizer
-from slipway.trainer.errors import UserError
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 
@@ -79,10 +79,10 @@ def write_model_files(
         (CONFIG, config_of(description, name)),
         (GENERATION, generation_config_of(description)),
     ):
-        write_synced(directory / file, json.dumps(content, indent=2) + "\n")
+        write_atomic(directory / file, json.dumps(content, indent=2) + "\n")
     tokenizer = write_tokenizer(directory, description, tokenizer_dir)
     check_tokenizer(directory, description, tokenizer_dir)
-    write_synced(directory / CARD, model_card(description, name, tokenizer, provenance))
+    write_atomic(directory / CARD, model_card(description, name, tokenizer, provenance))
 
 
 def model_card(

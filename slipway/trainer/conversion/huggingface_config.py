@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slipway.common.errors import UserError, suggest
 from slipway.trainer.checkpoint.description import MOST, MOST_LAYERS, Description, Precision
 from slipway.trainer.checkpoint.files import read_mapping
 from slipway.trainer.config.architecture import Architecture, Relative, Rope
 from slipway.trainer.conversion.huggingface import CONFIG, FUNCTIONS, GATED, LLAMA3, TOKENS
 from slipway.trainer.data.vocabulary import Vocabulary
-from slipway.trainer.errors import UserError, suggest
 
 _SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import compatible, store
 from slipway.trainer.checkpoint.description import Description, Precision
 from slipway.trainer.checkpoint.files import file_checksum, read_mapping
@@ -28,7 +29,6 @@ from slipway.trainer.conversion.sources import identity
 from slipway.trainer.conversion.spec import Conversion
 from slipway.trainer.conversion.tokenizer_files import FAST, tokenizer_digest
 from slipway.trainer.conversion.weight_map import Row, depths_of, rows_of
-from slipway.trainer.errors import UserError
 
 _FORMAT = {
     "sharded_backend": "torch_dist",

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.checkpoint.files import read_inside, read_mapping
 from slipway.trainer.checkpoint.marker import MARKER
@@ -24,7 +25,6 @@ from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.config.values import Values
 from slipway.trainer.conversion.pickled_files import Unknown, load
 from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
-from slipway.trainer.errors import UserError
 
 LATEST = "latest_checkpointed_iteration.txt"
 _ITERATION = re.compile(r"iter_(\d+)")

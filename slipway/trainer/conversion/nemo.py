@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from slipway.common.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.trainer.checkpoint.files import file_checksum
 from slipway.trainer.config.load import flatten, load_yaml
 from slipway.trainer.conversion import outputs
 from slipway.trainer.conversion.spec import Conversion, load_conversion
 from slipway.trainer.conversion.tokenizer_files import tokenizer_digest
-from slipway.trainer.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 
 SCRIPT = "examples/nlp/language_modeling/megatron_ckpt_to_nemo.py"
 # Of a .nemo file of a Llama's shape, on a CPU.

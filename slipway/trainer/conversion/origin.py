@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.arithmetic.parameters import padded_vocabulary
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import (
     Description,
     Precision,
@@ -17,7 +18,6 @@ from slipway.trainer.checkpoint.files import read_mapping
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.config.load import flatten, load_yaml
 from slipway.trainer.conversion.spec import Conversion
-from slipway.trainer.errors import UserError
 
 _T5 = "model.mcore_t5"
 # The overrides that a model card shows.

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.trainer.checkpoint.files import sync, write_synced
+from slipway.common.errors import UserError, escape
+from slipway.common.files import sync_path, write_atomic
 from slipway.trainer.checkpoint.store import UNFINISHED, unique
-from slipway.trainer.errors import UserError, escape
 
 RECORD = "conversion.json"
 _KEY = "conversion.output"
@@ -151,12 +151,12 @@ def _finish(unfinished: Path, output: Path, record: Mapping[str, Any]) -> None:
     files = sorted(path for path in unfinished.rglob("*") if path.is_file())
     sizes = {str(path.relative_to(unfinished)): path.stat().st_size for path in files}
     content = {"version": 1, "made_of": dict(record), "files": sizes}
-    write_synced(unfinished / RECORD, json.dumps(content, indent=1) + "\n")
+    write_atomic(unfinished / RECORD, json.dumps(content, indent=1) + "\n")
     for path in (*files, *(path for path in unfinished.rglob("*") if path.is_dir()), unfinished):
-        sync(path)
+        sync_path(path)
     # An empty directory may be there, and is replaced; anything else makes this fail.
     unfinished.rename(output)
-    sync(output.parent)
+    sync_path(output.parent)
 
 
 @contextlib.contextmanager

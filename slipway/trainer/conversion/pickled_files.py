@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from slipway.common.errors import UserError, first_line
 from slipway.trainer.checkpoint.files import inside
-from slipway.trainer.errors import UserError, first_line
 
 # What the pickles of harmless values name of the standard library. `getattr` is how Python 3.11 pickles the
 # members of enumerations, and is not called either.

@@ -15,9 +15,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from slipway.trainer.checkpoint.files import inside, read_mapping, write_synced
+from slipway.common.errors import UserError
+from slipway.common.files import write_atomic
+from slipway.trainer.checkpoint.files import inside, read_mapping
 from slipway.trainer.checkpoint.tensor_files import TensorInfo
-from slipway.trainer.errors import UserError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {
@@ -217,7 +218,7 @@ def _write_index(path: Path, shards: Mapping[str, list[Entry]]) -> None:
     }
     names = {entry.name: name for name, shard in shards.items() for entry in shard}
     content = {"metadata": metadata, "weight_map": dict(sorted(names.items()))}
-    write_synced(path, json.dumps(content, indent=2) + "\n")
+    write_atomic(path, json.dumps(content, indent=2) + "\n")
 
 
 def _files_of(directory: Path) -> dict[str, str]:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from slipway.common.errors import UserError
 from slipway.trainer import requirements
-from slipway.trainer.errors import UserError
 
 # Types of pieces and of models in sentencepiece_model.proto.
 _NORMAL, _UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5

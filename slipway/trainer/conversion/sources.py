@@ -12,6 +12,7 @@ from typing import Literal, Protocol, Self
 
 import torch
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.tensor_files import COMMON, INDEX_FILE, TensorInfo
 from slipway.trainer.conversion.dcp import DcpFiles
@@ -19,7 +20,6 @@ from slipway.trainer.conversion.deepspeed import LATEST, DeepSpeedFiles
 from slipway.trainer.conversion.megatron_lm import LATEST as MEGATRON_LATEST
 from slipway.trainer.conversion.megatron_lm import MegatronLmFiles, is_legacy
 from slipway.trainer.conversion.safetensors_files import SafetensorsFiles
-from slipway.trainer.errors import UserError
 
 SourceFormat = Literal["slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
 _STEP = re.compile(r"(?:global_step|step|iter|checkpoint)?[-_=]?(\d+)")

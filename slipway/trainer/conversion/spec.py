@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from slipway.common.errors import UserError, suggest
 from slipway.trainer.config.load import load_yaml
 from slipway.trainer.config.values import Values
-from slipway.trainer.errors import UserError, suggest
 
 ROOT = "conversion"
 SOURCE_FORMATS = ("auto", "slipway", "huggingface", "megatron_lm", "dcp", "deepspeed")

@@ -16,13 +16,14 @@ from typing import Any
 
 from slipway.arithmetic.probe_texts import probe_texts
 from slipway.arithmetic.vocabulary import END_OF_TEXT
+from slipway.common.errors import UserError, first_line
+from slipway.common.files import write_atomic
 from slipway.trainer import requirements
 from slipway.trainer.checkpoint.description import Description
-from slipway.trainer.checkpoint.files import read_inside, read_mapping, write_synced
+from slipway.trainer.checkpoint.files import read_inside, read_mapping
 from slipway.trainer.config.tokenizer import WORDPIECES
 from slipway.trainer.conversion.sentencepiece_tokenizer import CONTROL, PieceModel
 from slipway.trainer.data.identity import TOKENIZER, InputFile, identify, tokenizer_names
-from slipway.trainer.errors import UserError, first_line
 from slipway.trainer.logs import LOGGER
 
 FAST, OPTIONS, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -102,7 +103,7 @@ def check_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
             "%s has %s in place of %s: %s", OPTIONS, _CLASS, options.get("tokenizer_class"), problem
         )
         options.pop("auto_map", None)
-        write_synced(path, json.dumps({**options, "tokenizer_class": _CLASS}, indent=2) + "\n")
+        write_atomic(path, json.dumps({**options, "tokenizer_class": _CLASS}, indent=2) + "\n")
         problem = _problem(directory, encode, texts, pieces)
     if problem:
         raise UserError(
@@ -304,5 +305,5 @@ def _write_fast(
         "clean_up_tokenization_spaces": False,
         **options,
     }
-    write_synced(directory / OPTIONS, json.dumps(content, indent=2) + "\n")
-    write_synced(directory / SPECIAL, json.dumps({**named, **more}, indent=2) + "\n")
+    write_atomic(directory / OPTIONS, json.dumps(content, indent=2) + "\n")
+    write_atomic(directory / SPECIAL, json.dumps({**named, **more}, indent=2) + "\n")

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.conversion.huggingface import family_of
-from slipway.trainer.errors import UserError
 
 Join = Callable[..., Any]
 Split = Callable[[Any], tuple[Any, ...]]

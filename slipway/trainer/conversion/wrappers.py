@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from slipway.trainer.errors import UserError
+from slipway.common.errors import UserError
 
 # torch.compile, FSDP, activation checkpointing; anywhere in a name.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")

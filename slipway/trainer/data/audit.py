@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.arithmetic.indexed import Origins, origins_path
+from slipway.common.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.trainer import requirements
-from slipway.trainer.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 
 if TYPE_CHECKING:
     from slipway.trainer.config.settings import Settings

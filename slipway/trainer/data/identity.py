@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from slipway.arithmetic.indexed import manifest_path
+from slipway.common.files import open_regular, read_bytes
 
 DATA, TOKENIZER = "data", "tokenizer"
 DATA_KEY = "model.data.data_prefix"
@@ -284,11 +285,7 @@ def _valid_origin(item: object) -> dict[str, Any] | None:
 
 def read_manifest(path: Path) -> Any:
     """Return the content of a manifest; raise OSError or ValueError if it is none."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_MANIFEST:
-            raise ValueError(f"{path}: not a manifest")
-        return json.load(file)
+    return json.loads(read_bytes(path, _LARGEST_MANIFEST))
 
 
 def _read_origin(path: Path, size: int, written: int) -> dict[str, Any] | None:
@@ -350,11 +347,8 @@ def _expanded(input_file: InputFile) -> list[InputFile]:
 
 def _identified(input_file: InputFile) -> FileIdentity | None:
     try:
-        # Without O_NONBLOCK the open of a FIFO would wait for a writer.
-        with os.fdopen(os.open(input_file.path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                return None
+        found = os.stat(input_file.path)  # noqa: PTH116
+        with open_regular(input_file.path, buffering=0, holes=True) as file:
             checksum = _checksum(
                 file, found.st_size, *(_OF_BIN if input_file.name.endswith(".bin") else _OF_OTHERS)
             )

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.arithmetic import indexed
+from slipway.common.errors import UserError, suggest
 from slipway.trainer.data.files import why_missing
-from slipway.trainer.errors import UserError, suggest
 
 Weights = tuple[float, float, float]
 # Sequences that are looked at together: few enough for the processor's cache.

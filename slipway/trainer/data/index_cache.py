@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from slipway.arithmetic.indexed import SPLIT_RULE
+from slipway.common.files import write_atomic
 from slipway.trainer.data.index import SampleIndex, Split, Weights
 from slipway.trainer.logs import LOGGER
 
@@ -96,17 +97,11 @@ class IndexCache:
             return None
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            with unfinished.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(content, indent=1) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
+            write_atomic(path, json.dumps(content, indent=1) + "\n")
         except OSError as error:
             self._tell("sample indices are not kept", error)
-            _remove(unfinished)
 
     def _tell(self, consequence: str, error: Exception) -> None:
         """Say once what is wrong: the next file would have the same to say."""

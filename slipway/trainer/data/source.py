@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from slipway.common.errors import UserError
 from slipway.trainer.data.index import SampleIndex, check_files, check_size
 from slipway.trainer.data.interleave import Interleaving
 from slipway.trainer.data.seeds import sample_seed
-from slipway.trainer.errors import UserError
 
 Tokens = npt.NDArray[np.int64]
 

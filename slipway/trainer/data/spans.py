@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.t5 import Denoising
 from slipway.trainer.data.source import Tokens
-from slipway.trainer.errors import UserError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

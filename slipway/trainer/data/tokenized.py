@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.arithmetic.indexed import manifest_path
+from slipway.common.errors import UserError
 from slipway.trainer.config.data import Data
 from slipway.trainer.config.tokenizer import WORDPIECES, Tokenizer
 from slipway.trainer.data.identity import DATA_KEY, read_manifest
 from slipway.trainer.data.vocabulary import read_vocabulary
-from slipway.trainer.errors import UserError
 from slipway.trainer.logs import LOGGER
 
 _FAST = "tokenizer.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.data import Blend, Data
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.data.index import SampleIndex, Weights, build_index, check_files
@@ -11,7 +12,6 @@ from slipway.trainer.data.index_cache import IndexCache
 from slipway.trainer.data.order import BlendedOrder, Order, SampleOrder
 from slipway.trainer.data.source import SPLITS, BlendedSource, IndexedSource, Source
 from slipway.trainer.data.spans import Lengths, sample_lengths
-from slipway.trainer.errors import UserError
 
 # Of a data set that is a split by itself.
 _WHOLE: Weights = (1.0, 0.0, 0.0)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from slipway.arithmetic.vocabulary import END_OF_TEXT, GPT2_END_OF_TEXT, GPT2_SIZE, WAYS_TO_A_VOCABULARY
+from slipway.common.errors import UserError
 from slipway.trainer.config.tokenizer import WORDPIECES, Tokenizer
 from slipway.trainer.data.files import why_missing
-from slipway.trainer.errors import UserError
 
 # Touvron et al. 2023 (arXiv 2302.13971 and 2307.09288), section 2.1: 32,000 pieces.
 LLAMA_SIZE = 32000

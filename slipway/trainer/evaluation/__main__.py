@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.trainer import errors, failures, logs, needless, requirements
 from slipway.trainer.checkpoint.files import file_checksum
 from slipway.trainer.checkpoint.marker import MARKER
@@ -61,16 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_keys(flat)
         _start_logging(world)
         _run(_Run(evaluation, config, flat, world))
-    except errors.UserError as error:
+    except UserError as error:
         logs.record_mistake(None, world, error)
-        return errors.EXIT_USER_ERROR
+        return EXIT_USER_ERROR
     except errors.DivergedError as error:
         logs.LOGGER.error("%s", error)
         return errors.EXIT_DIVERGED
     except Exception as error:
         logs.record_failure(None, world, error, failures.Peers())
-        return errors.EXIT_FAILURE
-    return errors.EXIT_OK
+        return EXIT_FAILURE
+    return EXIT_OK
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _run(run: _Run) -> None:
             tasks = tasks or harness.Tasks(run.harness)
             try:
                 _measure_tasks(run, tasks, missing, checkpoint)
-            except errors.UserError as error:
+            except UserError as error:
                 if not evaluation.follows:
                     raise
                 logs.LOGGER.warning("step %d is left out: %s", checkpoint.marker.step, error)
@@ -234,7 +235,7 @@ def _measure_all(
             continue
         try:
             measured = evaluation.measure(checkpoint)
-        except (errors.UserError, errors.DivergedError) as error:
+        except (UserError, errors.DivergedError) as error:
             if not skips_damaged:
                 raise
             logs.LOGGER.warning("step %d is left out: %s", checkpoint.marker.step, error)
@@ -298,7 +299,7 @@ def _converted(run: _Run, checkpoint: Checkpoint) -> Path:
         )
         logs.LOGGER.info("converted: %s", convert_checkpoint(conversion, checkpoint).output)
     elif _made_of(record) != file_checksum(checkpoint.path / MARKER):
-        raise errors.UserError(
+        raise UserError(
             f"evaluation.converted={model}: it was converted from another checkpoint than {checkpoint.path}"
         )
     return model
@@ -325,5 +326,5 @@ def _measure_tasks(run: _Run, tasks: harness.Tasks, missing: list[str], checkpoi
 
 if __name__ == "__main__":
     exit_code = main()
-    if exit_code != errors.EXIT_OK:
+    if exit_code != EXIT_OK:
         logs.end_at_once(exit_code)

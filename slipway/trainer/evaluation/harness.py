@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipway.common.errors import UserError, suggest
 from slipway.trainer import requirements
 from slipway.trainer.checkpoint.files import text_checksum
-from slipway.trainer.errors import UserError, suggest
 from slipway.trainer.evaluation.spec import Harness
 
 _KEY = "evaluation.lm_eval"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.arithmetic.parameters import padded_vocabulary
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import compatible, reader, state
 from slipway.trainer.checkpoint.choice import check_owners
 from slipway.trainer.checkpoint.store import Checkpoint
@@ -15,7 +16,7 @@ from slipway.trainer.config.layout import Layout
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.data.vocabulary import Vocabulary
 from slipway.trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
-from slipway.trainer.errors import DivergedError, UserError
+from slipway.trainer.errors import DivergedError
 from slipway.trainer.loop.batch_building import make_batch_builder, vocabulary_of
 from slipway.trainer.loop.validation import (
     HeldOut,

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.trainer.checkpoint.files import sync, text_checksum, write_synced
+from slipway.common.errors import UserError
+from slipway.common.files import write_atomic
+from slipway.trainer.checkpoint.files import text_checksum
 from slipway.trainer.checkpoint.store import Checkpoint
-from slipway.trainer.errors import UserError
 from slipway.trainer.logs import LOGGER
 
 VERSION = 1
@@ -126,10 +127,7 @@ class Results:
         self.directory.mkdir(parents=True, exist_ok=True)
         if path.exists() and (replaces or content["provenance"]["weights"] != _weights_in(path)):
             LOGGER.info("%s is replaced: other values; the earlier file is %s", path, self._keep(path))
-        fresh = self.directory / f".{path.name}.{os.getpid()}"
-        write_synced(fresh, json.dumps(content, indent=1) + "\n")
-        fresh.replace(path)
-        sync(self.directory)
+        write_atomic(path, json.dumps(content, indent=1) + "\n")
         return path
 
     def _keep(self, path: Path) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from slipway.common.errors import UserError, suggest
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.store import Checkpoint
@@ -14,7 +15,6 @@ from slipway.trainer.config.layout import Layout, make_layout
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import Settings, read_settings
 from slipway.trainer.config.values import Values
-from slipway.trainer.errors import UserError, suggest
 
 _NODE = "evaluation"
 _SIZES = {

@@ -18,8 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.trainer import requirements
-from slipway.trainer.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.trainer.gpu_check.checks import CHECKS, NAMES, Check, Row, check_throughput
 from slipway.trainer.gpu_check.machine import Machine, describe, described
 

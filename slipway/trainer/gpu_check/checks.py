@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from slipway.common.errors import UserError
 from slipway.trainer import requirements
-from slipway.trainer.errors import UserError
 from slipway.trainer.gpu_check.machine import Machine, Trained
 
 _THROUGHPUT_STEPS = 12

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipway.common.errors import UserError
 from slipway.trainer import requirements
-from slipway.trainer.errors import UserError
 from slipway.trainer.report.metrics import FILE_NAME
 
 _POLL_SECONDS = 0.02

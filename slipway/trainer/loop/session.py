@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.arithmetic.parameters import padded_vocabulary
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import compatible, initial_weights, reader, state, store
 from slipway.trainer.checkpoint.choice import Choice, Chooser
 from slipway.trainer.checkpoint.description import Description, describe
@@ -26,7 +27,6 @@ from slipway.trainer.data.training_data import (
 )
 from slipway.trainer.data.vocabulary import Vocabulary
 from slipway.trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
-from slipway.trainer.errors import UserError
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.loop.batch_building import BatchBuilder, make_batch_builder, vocabulary_of
 from slipway.trainer.loop.validation import HeldOut, choose_heldout, open_heldout_source

@@ -8,9 +8,9 @@ from typing import Any
 
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.architecture import Architecture, AttentionBackend
 from slipway.trainer.config.settings import Settings
-from slipway.trainer.errors import UserError
 from slipway.trainer.model.attention import LocalAttention, SdpaAttention
 
 _KEY = "model.attention_backend"

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import init_method_normal
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.config.fp8 import NEEDS
 from slipway.trainer.config.parallel import Parallel
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.distributed import RankContext
-from slipway.trainer.errors import UserError
 from slipway.trainer.model.backends import (
     has_apex_accumulation,
     overlaps_tensor,

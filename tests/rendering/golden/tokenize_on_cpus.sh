@@ -40,7 +40,7 @@ exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
     /shared/venv/bin/python \
     -u \
     -m \
-    corpus \
+    slipway.corpus \
     run \
     --config-path=/shared/results/tokenize_text/launches/1 \
     --config-name=tokenize_text_hydra.yaml

@@ -62,8 +62,8 @@ class Archive(unittest.TestCase):
 
     def test_every_module_can_be_imported(self) -> None:
         with zipfile.ZipFile(ARCHIVE) as archive:
-            names = [name for name in archive.namelist() if name.startswith("slipway/supervisor/")]
-            is_same_python = archive.read("supervisor/marks.pyc")[:4] == importlib.util.MAGIC_NUMBER
+            names = [name for name in archive.namelist() if name.startswith("slipway/")]
+            is_same_python = archive.read("slipway/supervisor/marks.pyc")[:4] == importlib.util.MAGIC_NUMBER
         self.assertIn("slipway/supervisor/marks.py", names)
         for name in names:
             module = importlib.import_module(name.rpartition(".")[0].replace("/", "."))

@@ -11,9 +11,7 @@ import tempfile
 import unittest
 from unittest import mock
 
-from slipway.supervisor import marks
-from slipway.supervisor.excluded import ExcludedNode, append_excluded, read_excluded
-from slipway.supervisor.files import (
+from slipway.common.files import (
     UnfitFile,
     append_line,
     open_regular,
@@ -23,6 +21,8 @@ from slipway.supervisor.files import (
     write_atomic,
     write_once,
 )
+from slipway.supervisor import marks
+from slipway.supervisor.excluded import ExcludedNode, append_excluded, read_excluded
 from slipway.supervisor.settings import ChainSettings, ContainerSettings, Settings, from_json, to_json
 
 TAG = "0123abcd"

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.conversion import __main__ as program
 from slipway.trainer.conversion import outputs
-from slipway.trainer.errors import UserError
 from tests.trainer.conftest import config_with
 from tests.trainer.conversion.checkpoints import contents, digest, write_checkpoint
 from tests.trainer.conversion.test_weight_map import description

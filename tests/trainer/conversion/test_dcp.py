@@ -13,11 +13,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
+from slipway.common.errors import UserError
 from slipway.trainer.conversion.convert import convert
 from slipway.trainer.conversion.dcp import DcpFiles
 from slipway.trainer.conversion.sources import open_source, recognise
 from slipway.trainer.conversion.spec import Conversion
-from slipway.trainer.errors import UserError
 from tests.trainer.conftest import environment, free_port
 from tests.trainer.probing import run_probe
 from tests.warm import WarmPool

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slipway.common.errors import UserError
 from slipway.trainer.conversion.deepspeed import DeepSpeedFiles
-from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 
@@ -145,9 +145,10 @@ def test_step_is_chosen_by_number_or_by_the_file_latest(copy: Path) -> None:
     assert equal(weights(copy), weights(copy, 12))
     with pytest.raises(UserError, match=r"conversion\.step=4: .* it has 3, 12"):
         DeepSpeedFiles(copy, 4)
-    (copy / "latest").write_text("../elsewhere")
-    with pytest.raises(UserError, match=r"latest names '\.\./elsewhere'"):
-        DeepSpeedFiles(copy)
+    for tag in ("../elsewhere", "a" * 5000, "a\0b"):
+        (copy / "latest").write_text(tag)
+        with pytest.raises(UserError, match="latest names '"):
+            DeepSpeedFiles(copy)
 
 
 def test_missing_rank_is_named(copy: Path) -> None:

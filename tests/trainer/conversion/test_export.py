@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.tensor_files import TensorFiles, TensorFilesWriter, TensorInfo
 from slipway.trainer.conversion import __main__ as program
 from slipway.trainer.conversion import check
@@ -29,7 +30,6 @@ from slipway.trainer.conversion.outputs import RECORD
 from slipway.trainer.conversion.safetensors_files import INDEX, Entry, SafetensorsFiles, write
 from slipway.trainer.conversion.spec import Conversion, read_conversion
 from slipway.trainer.conversion.weight_map import rows_of
-from slipway.trainer.errors import UserError
 from tests.trainer.conversion.checkpoints import Shape, digest, grid, weights_of, write_checkpoint
 from tests.trainer.conversion.test_weight_map import STABLELM, description
 from tests.trainer.parity.test_parity import FAMILIES

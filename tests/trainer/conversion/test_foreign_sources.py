@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.reader import read_index
 from slipway.trainer.checkpoint.tensor_files import TensorFiles
@@ -23,7 +24,6 @@ from slipway.trainer.conversion import __main__ as program
 from slipway.trainer.conversion import convert as conversions
 from slipway.trainer.conversion.huggingface import config_of
 from slipway.trainer.conversion.weight_map import rows_of
-from slipway.trainer.errors import UserError
 from tests.trainer.conversion.checkpoints import write_checkpoint
 from tests.trainer.conversion.test_weight_map import description
 from tests.trainer.parity.test_parity import FAMILIES

@@ -21,6 +21,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import compatible, store
 from slipway.trainer.checkpoint.description import description_from_json, model_keys
 from slipway.trainer.config.architecture import read_architecture
@@ -31,7 +32,6 @@ from slipway.trainer.conversion.safetensors_files import SafetensorsFiles
 from slipway.trainer.conversion.spec import Conversion
 from slipway.trainer.data.order import Order
 from slipway.trainer.data.source import MockSource
-from slipway.trainer.errors import UserError
 from tests.trainer.conftest import Tokenized, Trainings, environment, free_port
 from tests.trainer.conversion import huggingface_models
 from tests.trainer.parity.test_parity import FACTOR, FAMILIES, both

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.tensor_files import TensorFiles, TensorFilesWriter
 from slipway.trainer.conversion.convert import convert
 from slipway.trainer.conversion.megatron_lm import MegatronLmFiles
 from slipway.trainer.conversion.pickled_files import Unknown, load
 from slipway.trainer.conversion.sources import open_source
 from slipway.trainer.conversion.spec import Conversion
-from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 import yaml
 
+from slipway.common.errors import UserError
 from slipway.trainer.conversion.nemo import SCRIPT, TO_HUGGINGFACE, find_checkpoint, fit_hparams
-from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

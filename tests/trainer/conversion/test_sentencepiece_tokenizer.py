@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.conversion.huggingface import write_model_files
 from slipway.trainer.conversion.sentencepiece_tokenizer import PieceModel
 from slipway.trainer.data.vocabulary import read_vocabulary
-from slipway.trainer.errors import UserError
 from tests.trainer.conversion.test_weight_map import description
 from tests.trainer.parity.test_parity import FAMILIES
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.conversion.importing import import_weights
 from slipway.trainer.conversion.spec import Conversion
 from slipway.trainer.conversion.tokenizer_files import check_tokenizer, write_tokenizer
 from slipway.trainer.data.identity import identify, input_files
 from slipway.trainer.data.vocabulary import Vocabulary, read_pieces, read_vocabulary
-from slipway.trainer.errors import UserError
 from tests.trainer.conftest import Tokenized
 from tests.trainer.conversion.test_weight_map import description
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description, describe, description_from_json
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
@@ -18,7 +19,6 @@ from slipway.trainer.conversion.huggingface import config_of, generation_config_
 from slipway.trainer.conversion.huggingface_config import description_of
 from slipway.trainer.conversion.weight_map import Row, rows_of
 from slipway.trainer.data.vocabulary import Vocabulary
-from slipway.trainer.errors import UserError
 from tests.trainer.conftest import config_with
 from tests.trainer.parity.test_parity import FAMILIES, both
 

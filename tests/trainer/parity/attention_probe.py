@@ -188,7 +188,7 @@ def choices() -> dict[str, str]:
 
 
 def _choice(backend: str, engine: bool, kind: str, bf16: bool, contexts: int) -> str:
-    from slipway.trainer.errors import UserError
+    from slipway.common.errors import UserError
     from slipway.trainer.model.backends import attention_backend
 
     shape = SimpleNamespace(

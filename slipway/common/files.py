@@ -6,12 +6,13 @@ Only regular files of a sensible size are opened, so that nobody waits for a FIF
 
 import contextlib
 import errno
+import hashlib
 import io
 import json
 import os
 import re
 import stat
-from typing import Any, BinaryIO, Dict, List, Optional, Union
+from typing import Any, BinaryIO, Callable, Dict, List, Optional, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
 
@@ -43,8 +44,10 @@ class UnfitFile(FileNotFoundError):
     """The path is no regular file, or too large to be what it is named."""
 
 
-def open_regular(path: AnyPath, *, buffering: int = -1) -> BinaryIO:
+def open_regular(path: AnyPath, *, buffering: int = -1, holes: bool = False) -> BinaryIO:
     """Open a regular file to read its bytes; an empty one without what reading it might wait for.
+
+    With `holes` a file may be nearly all hole, as zeros are on a file system that compresses.
 
     Raises
     ------
@@ -67,7 +70,7 @@ def open_regular(path: AnyPath, *, buffering: int = -1) -> BinaryIO:
         status = os.fstat(descriptor)
         _require_regular(path, status.st_mode)
         size = status.st_size
-        if size >= _SPARSE_BYTES and status.st_blocks * _BLOCK_BYTES < size / _SPARSE_FACTOR:
+        if not holes and size >= _SPARSE_BYTES and status.st_blocks * _BLOCK_BYTES < size / _SPARSE_FACTOR:
             raise UnfitFile(errno.EFBIG, f"{size} bytes, of which nearly all are a hole", str(path))
         if size == 0:
             os.close(descriptor)
@@ -124,6 +127,19 @@ def read_json(path: AnyPath, limit: int = TEXT_LIMIT) -> Dict[str, Any]:
     return content
 
 
+_CHUNK = 1 << 20
+
+
+def sha256_of(path: AnyPath, advance: Callable[[int], None] = lambda size: None) -> str:
+    """Return a file's SHA-256 in hexadecimal digits; `advance` is called with the size of each part read."""
+    digest = hashlib.sha256()
+    with open_regular(path, buffering=0, holes=True) as stream:
+        for chunk in iter(lambda: stream.read(_CHUNK), b""):
+            digest.update(chunk)
+            advance(len(chunk))
+    return digest.hexdigest()
+
+
 def is_job_id(text: str) -> bool:
     """Return True for the id of a job, ``17``, or of a task of an array, ``17_2``."""
     match = re.fullmatch(_JOB_ID, text)
@@ -172,7 +188,7 @@ def write_atomic(path: AnyPath, text: Union[str, bytes], mode: int = 0o666, *, s
         _remove(temporary)
         raise
     if sync:
-        sync_directory(directory or ".")
+        sync_path(directory or ".")
 
 
 def write_once(path: AnyPath, text: str) -> bool:
@@ -210,19 +226,18 @@ def append_line(path: AnyPath, line: str) -> None:
 
 def sync_file(path: AnyPath) -> None:
     """Make a file that `write_atomic` wrote without `sync` durable, and its name."""
+    sync_path(path)
+    sync_path(os.path.dirname(path) or ".")
+
+
+def sync_path(path: AnyPath) -> None:
+    """Make a file's content, or the names in a directory, durable, where the file system can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    sync_directory(os.path.dirname(path) or ".")
-
-
-def sync_directory(directory: AnyPath) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # as some network file systems answer
+            raise
     finally:
         os.close(descriptor)
 

@@ -1,0 +1,1 @@
+"""The floor: what all sides share, of the standard library alone."""
