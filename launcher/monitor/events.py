@@ -141,7 +141,7 @@ class EventReader:
 
     def newest(self, steps: int) -> list[Event]:
         """Return the new events, with the first step after each start and the last `steps` steps only."""
-        return newest(self.stream(), steps)
+        return newest(_read_late(self._lines()), steps)
 
     def _lines(self) -> Iterator[bytes]:
         # Opened afresh each time: a network file system shows what others wrote only to a new open.
@@ -157,18 +157,33 @@ class EventReader:
                 self._is_in_long_line = not is_whole
 
 
-def newest(events: Iterable[Event], steps: int) -> list[Event]:
-    """Select the events that show the progress: of the steps the first after each start and the last ones."""
-    kept: list[tuple[int, Event]] = []
-    last: deque[tuple[int, Event]] = deque(maxlen=steps)
+def newest(items: Iterable[Event | bytes], steps: int) -> list[Event]:
+    """Select the events that show the progress: of the steps the first after each start and the last ones.
+
+    `items` are events, or lines of steps, which are parsed only if selected.
+    """
+    kept: list[tuple[int, Event | bytes]] = []
+    last: deque[tuple[int, Event | bytes]] = deque(maxlen=steps)
     is_first = True
-    for index, event in enumerate(events):
-        if isinstance(event, Train) and not is_first:
-            last.append((index, event))
+    for index, item in enumerate(items):
+        if is_first and isinstance(item, bytes):  # it may be torn, and no step
+            kept += [(index, event) for event in parse_events(item)]
+            is_first = not isinstance(kept[-1][1] if kept else None, Train)
+        elif isinstance(item, bytes) or (isinstance(item, Train) and not is_first):
+            last.append((index, item))
         else:
-            kept.append((index, event))
-            is_first = isinstance(event, Start) or (is_first and not isinstance(event, Train))
-    return [event for _, event in sorted([*kept, *last], key=lambda numbered: numbered[0])]
+            kept.append((index, item))
+            is_first = isinstance(item, Start) or (is_first and not isinstance(item, Train))
+    selected = (item for _, item in sorted([*kept, *last], key=lambda numbered: numbered[0]))
+    events = (parse_events(item) if isinstance(item, bytes) else [item] for item in selected)
+    return [event for some in events for event in some]
+
+
+def _read_late(lines: Iterable[bytes]) -> Iterator[Event | bytes]:
+    """Yield the lines of steps unparsed, which most are; a torn one may have another event at its end."""
+    for line in lines:
+        is_step = line.startswith(b'{"kind": "train", ') and line.find(b'{"kind"', 1) < 0
+        yield from [line] if is_step else parse_events(line)
 
 
 def parse_events(content: bytes) -> list[Event]:
