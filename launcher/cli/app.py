@@ -32,35 +32,18 @@ from launcher.ui.terminal import ChangedStream, escaped_streams, print_message
 
 _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
 
-# The module of each verb. Only that of the verb in use is imported, so that every verb starts quickly.
-_VERBS = {
-    "launch": "launcher.cli.launch",
-    "sweep": "launcher.cli.sweep",
-    "check": "launcher.cli.check",
-    "suggest": "launcher.cli.suggest",
-    "doctor": "launcher.cli.doctor",
-    "gpu-check": "launcher.cli.gpu_check",
-    "render": "launcher.cli.render",
-    "diff": "launcher.cli.render",
-    "show": "launcher.cli.show",
-    "list": "launcher.cli.list",
-    "status": "launcher.cli.status",
-    "follow": "launcher.cli.logs",
-    "logs": "launcher.cli.logs",
-    "plot": "launcher.cli.history",
-    "history": "launcher.cli.history",
-    "cancel": "launcher.cli.acting",
-    "hold": "launcher.cli.acting",
-    "release": "launcher.cli.acting",
-    "attach": "launcher.cli.acting",
-    "verify": "launcher.cli.verify",
-    "convert": "launcher.cli.checkpoints",
-    "evaluate": "launcher.cli.checkpoints",
-    "data": "launcher.cli.data",
-    "image": "launcher.cli.image",
-    "sandbox": "launcher.cli.sandbox",
-    "init": "launcher.cli.init",
-    "completion": "launcher.cli.completion",
+# The verbs, in the order of the help, and the modules of those that are not called as their verb is.
+_VERBS = (
+    *("launch", "sweep", "check", "suggest", "doctor", "gpu-check", "render", "diff", "show", "list"),
+    *("status", "follow", "logs", "plot", "history", "cancel", "hold", "release", "attach", "verify"),
+    *("convert", "evaluate", "data", "image", "sandbox", "init", "completion"),
+)
+_MODULES = {
+    "diff": "render",
+    "follow": "logs",
+    "plot": "history",
+    **dict.fromkeys(("cancel", "hold", "release", "attach"), "acting"),
+    **dict.fromkeys(("convert", "evaluate"), "checkpoints"),
 }
 
 # The verbs that take a command of the user's after `--`, which argparse must not parse.
@@ -114,7 +97,7 @@ def _run(words: Sequence[str], started: Callable[[], None] | None) -> int:
         args = _parse(list(words))
         if started is not None:
             started()
-        code = int(args.run(args))
+        code = int(args.run(args) or 0)
         sys.stdout.flush()
         return code
     except UserError as error:
@@ -290,9 +273,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"slipway {__version__}")
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    needed = [verb] if verb in _VERBS else [] if verb == "--version" else list(_VERBS)
-    for module in dict.fromkeys(_VERBS[name] for name in needed):  # one may have two verbs
-        importlib.import_module(module).add_parser(subparsers)
+    add_verbs(subparsers, [verb] if verb in _VERBS else [] if verb == "--version" else _VERBS)
     end = words.index("--") if verb in _WITH_COMMAND and "--" in words else len(words)
     args, rest = parser.parse_known_args(words[:end])
     if verb in _WITH_COMMAND:
@@ -303,6 +284,13 @@ def _parse(words: list[str]) -> argparse.Namespace:
             raise _unknown_arguments(rest, subparsers.choices[verb])
         args.overrides.extend(rest)
     return args
+
+
+def add_verbs(parsers: argparse._SubParsersAction[Any], verbs: Sequence[str] = _VERBS) -> None:
+    """Add the parsers of verbs; only their modules are imported, so that every verb starts quickly."""
+    names = [_MODULES.get(verb, verb.replace("-", "_")) for verb in verbs]
+    for name in dict.fromkeys(names):  # one may have several verbs
+        importlib.import_module(f"launcher.cli.{name}").add_parser(parsers)
 
 
 def _unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) -> UserError:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.launch import launch_and_follow
+from launcher.cli.launch import EXIT_CODES, launch_and_follow
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options
 from launcher.cli.runs import add_base_results_dir, find_one
@@ -44,13 +44,7 @@ examples:
 SOURCE is a run, RUN@STEP, or a directory: a checkpoint, checkpoints, a model of Hugging Face, a checkpoint of
 Megatron-LM, PyTorch's DCP or DeepSpeed. A checkpoint is never changed, and an output never overwritten: the
 same conversion again finds it done.
-
-exit code:
-  0    the output is there; with --dry-run: the script was printed
-  1    the conversion failed, or with --check differs; its log, above, says why
-  2    a mistake in the command line or the configuration, before there is a job
-  130  Ctrl-C; the job continues: slipway cancel RUN
-"""
+""" + EXIT_CODES.format(done="the output is there", failed="the conversion failed, or with --check differs")
 
 _EVALUATE = """\
 Measure a checkpoint: loss and perplexity on held-out data, and tasks of lm-eval.
@@ -65,13 +59,7 @@ examples:
 SOURCE is a run, RUN@STEP or RUN@STEP,STEP, or a directory of checkpoints. Tasks are lm-eval's, by name or as
 YAML files of your own; they run on the model converted to Hugging Face, which is made if it is not there. The
 results are in RUN/evaluations/step-N.json; `slipway history RUN` and `slipway plot RUN` show them.
-
-exit code:
-  0    the results are there; with --dry-run: the script was printed
-  1    the evaluation failed; its log, above, says why
-  2    a mistake in the command line or the configuration, before there is a job
-  130  Ctrl-C; the job continues: slipway cancel RUN
-"""
+""" + EXIT_CODES.format(done="the results are there", failed="the evaluation failed")
 
 # RUN@20; of an evaluation several: RUN@20,40
 _AT_STEPS = re.compile(r"(?P<word>.+)@(?P<steps>\d+(?:,\d+)*)", re.ASCII)

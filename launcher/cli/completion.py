@@ -11,8 +11,6 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -52,44 +50,26 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A verb, or a verb of a verb, for the completion of a shell; `valued` are its options with a value.
-
-    The kind of its other words is ``overrides``, ``runs``, ``recipes`` or ``images`` with overrides after
-    them, the words themselves, or nothing, which is files.
-    """
-
-    name: str
-    options: list[str]
-    valued: list[str]
-    kind: str
-
-    def case(self) -> str:
-        """Return the branch of a `case`, the same in both shells."""
-        valued = f"|{'|'.join(self.valued)}|" if self.valued else ""
-        options = " ".join(self.options)
-        return f'    "{self.name}") options="{options}" valued="{valued}" kind="{self.kind}" ;;'
-
-
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "completion", run, "print the completion script for bash or zsh", _HELP)
     parser.add_argument("shell", choices=["bash", "zsh", _QUERY], metavar="bash|zsh")
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the script, or the candidates that it requests; return the exit code."""
+def run(args: argparse.Namespace) -> None:
+    """Print the script, or the candidates that it requests."""
     if args.shell == _QUERY:
         if len(args.words) < 2:
             raise UserError("completion words: only the printed scripts use this, choose bash or zsh")
         kind, word, *others = args.words
         print("\n".join(_completions(kind, word, others)))
-        return 0
+        return
+    from launcher.cli.app import add_verbs  # late: it imports all modules of verbs
+
     script = (_TEMPLATES / f"slipway.{args.shell}").read_text(encoding="utf-8")
-    table = "\n".join(command.case() for command in commands())
-    sys.stdout.write(script.replace("    # @commands", table))
-    return 0
+    parser = argparse.ArgumentParser(prog="slipway")
+    add_verbs(parser.add_subparsers())
+    sys.stdout.write(script.replace("    # @commands", "\n".join(_branches("", parser))))
 
 
 def _completions(kind: str, word: str, others: list[str]) -> list[str]:
@@ -118,18 +98,12 @@ def _given(option: str, words: list[str]) -> Path | None:
     return None
 
 
-def commands() -> Iterator[Command]:
-    """Yield every verb from its parser, importing all modules of verbs."""
-    from launcher.cli.app import _VERBS
+def _branches(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the branches of a `case` for a verb and the verbs of it, the same in both shells.
 
-    parser = argparse.ArgumentParser(prog="slipway")
-    subparsers = parser.add_subparsers()
-    for module in dict.fromkeys(_VERBS.values()):
-        import_module(module).add_parser(subparsers)
-    yield from _commands("", parser)
-
-
-def _commands(name: str, parser: argparse.ArgumentParser) -> Iterator[Command]:
+    `valued` are the options with a value. The kind of the other words is ``overrides``, ``runs``, ``recipes``
+    or ``images`` with overrides after them, the words themselves, or nothing, which is files.
+    """
     options: list[str] = []
     valued: list[str] = []
     kind = ""
@@ -137,7 +111,7 @@ def _commands(name: str, parser: argparse.ArgumentParser) -> Iterator[Command]:
         if isinstance(action, argparse._SubParsersAction):
             kind = " ".join(action.choices)
             for verb, below in action.choices.items():
-                yield from _commands(f"{name} {verb}".strip(), below)
+                yield from _branches(f"{name} {verb}".strip(), below)
         elif action.option_strings:
             options += [text for text in action.option_strings if text.startswith("--")]
             valued += action.option_strings if action.nargs != 0 else []
@@ -145,7 +119,8 @@ def _commands(name: str, parser: argparse.ArgumentParser) -> Iterator[Command]:
             known = " ".join(choice for choice in action.choices or () if choice != _QUERY)
             # Overrides come after the other words.
             kind = kind or known or _KINDS.get(str(action.metavar), "")
-    yield Command(name, options, valued, kind)
+    some = f"|{'|'.join(valued)}|" if valued else ""
+    yield f'    "{name}") options="{" ".join(options)}" valued="{some}" kind="{kind}" ;;'
 
 
 Tree = dict[str, Any]

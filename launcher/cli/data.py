@@ -15,7 +15,7 @@ from launcher.checks.gathering.data import data_sets, tokenizer_files
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.cli import data_lint
 from launcher.cli.data_lint import ask
-from launcher.cli.launch import launch_and_follow
+from launcher.cli.launch import EXIT_CODES, launch_and_follow
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, whole_number
 from launcher.cli.requests import add_launch_options
 from launcher.cli.runs import add_run, selected_run
@@ -28,13 +28,7 @@ from launcher.ui.tables import print_lines, print_listing, print_styled
 from launcher.ui.terminal import print_message
 from slipway.common.sections import SourceFormat
 
-_EXIT_CODES = """
-exit code:
-  0    the files were written; with --dry-run: the script was printed
-  1    the job failed; its log, above, says why
-  2    a mistake in the command line or the configuration, before there is a job
-  130  Ctrl-C; the job continues, here or on the cluster: slipway cancel RUN
-"""
+_EXIT_CODES = EXIT_CODES.format(done="the files were written", failed="the job failed")
 
 _TOKENIZE = f"""\
 Train a byte-level BPE tokenizer on text files and write them as Megatron's .bin/.idx.

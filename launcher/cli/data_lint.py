@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from typing import Any
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.errors import DONE, MISTAKE, WENT_WRONG, UserError, escape, nearest_files
 from launcher.images.progress import ImageProgress, show_progress
+from launcher.runs.paths import PACKAGE
 from launcher.ui.plotting import draw, read_counts, write_png
 from launcher.ui.tables import print_lines, print_listing, print_pairs, print_styled
 from launcher.ui.terminal import print_plot
@@ -162,7 +164,6 @@ def run_show(args: argparse.Namespace) -> int:
 
 # --- programs that read data
 
-_HOME = Path(__file__).resolve().parents[2]
 _PREFIX = "error: "
 
 
@@ -179,10 +180,13 @@ def answers(module: str, arguments: Sequence[str], question: object = None) -> I
 
     Raise UserError if it ends with a mistake of the user's, RuntimeError with its stderr if it failed.
     """
+    # The packages' directory, and not the working one (-P): paths in the arguments are the user's.
+    paths = filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")])
     # A file, as a pipe that nobody reads meanwhile may be full.
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START, str(_HOME), module, *arguments],
+            [sys.executable, "-P", "-m", module, *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL if question is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -209,14 +213,6 @@ def answers(module: str, arguments: Sequence[str], question: object = None) -> I
         raise UserError(message.removeprefix(_PREFIX))
     if code not in (DONE, WENT_WRONG) or (code and message):
         raise RuntimeError(f"python -m {module} ended with exit code {code}:\n{message}")
-
-
-# As `python -m`, with the directory of the packages in front instead of the working directory: relative paths
-# in the arguments are the user's.
-_START = (
-    "import runpy, sys; home, *sys.argv = sys.argv[1:]; sys.path.insert(0, home); "
-    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-)
 
 
 # --- plot

@@ -192,7 +192,7 @@ def _reasons(state: str, reason: str | None, reading: Diagnosis | None) -> list[
 # --- plot
 
 
-def run_plot(args: argparse.Namespace) -> int:
+def run_plot(args: argparse.Namespace) -> None:
     """Print the closing table, draw the losses and write them into a PNG."""
     from launcher.monitor.summary import draw, evaluated_losses, summarize, write_png
 
@@ -202,7 +202,7 @@ def run_plot(args: argparse.Namespace) -> int:
         print_json(summary.to_json())
         if args.output is not None:
             write_png(args.output, summary, curves)
-        return 0
+        return
     print_pairs(summary.run, summary.rows())
     if not args.no_terminal:
         evaluated = evaluated_losses(summary)
@@ -210,4 +210,3 @@ def run_plot(args: argparse.Namespace) -> int:
     path: Path = args.output or run_dir / "loss.png"
     write_png(path, summary, curves)
     print(f"\nplot: {path}")
-    return 0

@@ -118,7 +118,7 @@ def _add_parsers(verbs: Verbs) -> None:
 # --- list
 
 
-def _list(args: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace) -> None:
     store = shared.find_store(args, args.overrides)
     entries = stored_images(store)
     if args.json:
@@ -128,7 +128,6 @@ def _list(args: argparse.Namespace) -> int:
         print_listing(head, [_cells(entry) for entry in entries], numbers=1)
     if not entries:
         print_stderr(f"there is no image in {escape(str(store))} yet")
-    return 0
 
 
 def _cells(entry: Stored) -> tuple[str, ...]:
@@ -170,7 +169,7 @@ def _entry_to_json(entry: Stored) -> dict[str, Any]:
 # --- inspect
 
 
-def _inspect(args: argparse.Namespace) -> int:
+def _inspect(args: argparse.Namespace) -> None:
     paths = shared.find_images(args)
     if len(paths) != 1 or all("=" in word for word in args.overrides):
         raise UserError("one image at a time: slipway image inspect IMAGE")
@@ -193,7 +192,6 @@ def _inspect(args: argparse.Namespace) -> int:
         print_styled(((f"{name:{width}}  ", "bold"), (escape(value or "-"), "")) for name, value in rows)
     for note in image.notes:
         print_message(note)
-    return 0
 
 
 def judge_engines(path: Path, versions: dict[str, str | None]) -> dict[str, dict[str, Any]]:

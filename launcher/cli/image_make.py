@@ -139,7 +139,7 @@ def _add_import_options(parser: argparse.ArgumentParser) -> None:
     add_option(group, "--dry-run", "print the job's script; submit nothing")
 
 
-def _render(args: argparse.Namespace) -> int:
+def _render(args: argparse.Namespace) -> None:
     own, others = shared.split_overrides(args.overrides)
     if others:
         raise UserError(f"{redacted(others[0])}: not a key of a recipe", hint="such as image.tag=2")
@@ -150,7 +150,6 @@ def _render(args: argparse.Namespace) -> int:
         print_json({**record, "base": str(recipe.base), "warnings": list(recipe.warnings)})
     else:
         print_code(recipe.dockerfile, "docker")
-    return 0
 
 
 def _read_recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe:
@@ -170,7 +169,7 @@ def _read_recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe:
     return recipe
 
 
-def _build(args: argparse.Namespace) -> int:
+def _build(args: argparse.Namespace) -> None:
     from launcher.images.building import build_into_store  # late, as it composes configurations
 
     _check_dry_run(args)
@@ -178,8 +177,7 @@ def _build(args: argparse.Namespace) -> int:
     store = shared.find_store(args, others)
     recipe = _read_recipe(args, own)
     if args.expect not in (None, recipe.file_name):
-        _print_imported(_built_before(args.expect, store, recipe), args.json)
-        return 0
+        return _print_imported(_built_before(args.expect, store, recipe), args.json)
     if args.on_cluster:
         # The recipe may change while the job waits.
         expected = f"--expect={recipe.file_name}"
@@ -190,8 +188,7 @@ def _build(args: argparse.Namespace) -> int:
         imported = build_into_store(
             recipe, store, options, progress, builder=args.builder, config_dir=args.config_dir
         )
-    _print_imported(imported, args.json)
-    return 0
+    return _print_imported(imported, args.json)
 
 
 def _built_before(expected: str, store: Path, recipe: Recipe) -> Imported:
@@ -206,7 +203,7 @@ def _built_before(expected: str, store: Path, recipe: Recipe) -> Imported:
     return reuse(entry)
 
 
-def _import(args: argparse.Namespace) -> int:
+def _import(args: argparse.Namespace) -> None:
     _check_dry_run(args)
     source = Reference.parse(args.source, "image")
     target = (args.output or shared.find_store(args, args.overrides) / source.file_name).absolute()
@@ -215,8 +212,7 @@ def _import(args: argparse.Namespace) -> int:
         return _submit(args, words, target, args.overrides)
     with show_progress(quiet=args.json) as progress:
         imported = import_image(source, target, _import_options(args), progress)
-    _print_imported(imported, args.json)
-    return 0
+    return _print_imported(imported, args.json)
 
 
 def _reference_for_job(source: Reference) -> str:
@@ -264,8 +260,8 @@ def _check_dry_run(args: argparse.Namespace) -> None:
         raise UserError("--dry-run shows the script of a job", hint=hint)
 
 
-def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overrides: Sequence[str]) -> int:
-    """Submit a job that runs `slipway` with these words and the options of the call; return the exit code."""
+def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overrides: Sequence[str]) -> None:
+    """Submit a job that runs `slipway` with these words and the options of the call."""
     # Imported late: most images are made on this machine.
     from launcher.cli.launch import print_outcomes
     from launcher.cli.requests import print_drafts, request_of
@@ -278,12 +274,11 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
     job = draft(request)
     if args.dry_run:
         print_drafts([(job, job.script)], "bash")
-        return 0
+        return
     launched = launch(job, request)
     print_outcomes([launched], as_json=args.json)
     if not args.json:
         print(f"  then       container={escape(str(target))}")
-    return 0
 
 
 def _job_options(args: argparse.Namespace) -> Iterator[str]:

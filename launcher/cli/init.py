@@ -45,7 +45,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("directory", nargs="?", type=Path, default=Path(), metavar="DIR", help=text)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     directory = args.directory.expanduser().absolute()
     write_starter(directory)
     width = max(map(len, FILES))
@@ -60,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
     print(f"  {launch}              submit it")
     ours = ((STARTER.parent / name).resolve() for name in ("conf", "templates"))
     print(f"They build on Slipway's own: {', '.join(map(display_path, ours))}")
-    return 0
 
 
 def write_starter(directory: Path) -> None:

@@ -56,6 +56,15 @@ exit code:
   130  interrupted; stderr names what was submitted
 """
 
+# Of the verbs that launch a stage, and show its log until the end.
+EXIT_CODES = """
+exit code:
+  0    {done}; with --dry-run: the script was printed
+  1    {failed}; its log, above, says why
+  2    a mistake in the command line or the configuration, before there is a job
+  130  Ctrl-C; the job continues: slipway cancel RUN
+"""
+
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "launch", run, "plan a training and submit it", _HELP)

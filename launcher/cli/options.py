@@ -11,9 +11,9 @@ Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_verb(
-    verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int] | None, summary: str, text: str
+    verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int | None] | None, summary: str, text: str
 ) -> argparse.ArgumentParser:
-    """Add a verb that `run` carries out and returns the exit code of; one with verbs of its own has no `run`.
+    """Add a verb that `run` carries out, which returns the exit code; one with verbs of its own has no `run`.
 
     The text of its help is the description, without which the summary stands there, then the examples and
     the exit codes, which are printed below the options.

@@ -55,7 +55,7 @@ def add_parser(verbs: Verbs) -> None:
     add_tree_options(diff)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     request = request_of(args, args.overrides)
     launches = drafts(request)
     if request.launch_dir is None:  # which was checked when it was launched
@@ -75,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
         ]
     print_drafts(texts, "yaml" if args.config else "bash")
     sys.stdout.flush()
-    return 0
 
 
 # --- diff
@@ -159,10 +158,7 @@ def _text(config: Mapping[str, Any] | None, without: tuple[str, ...] = ()) -> st
 
 def _read_config(path: Path) -> dict[str, Any] | None:
     try:
-        config = read_yaml(path)
-        if not isinstance(config, dict):
-            raise ValueError("it holds no keys")
-        return config
+        return read_yaml(path)
     except FileNotFoundError:
         return None
     except (yaml.YAMLError, TypeError, ValueError) as error:

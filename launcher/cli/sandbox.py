@@ -112,7 +112,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def _add_verb(
-    verbs: Verbs, name: str, summary: str, text: str, run: Callable[[argparse.Namespace], int]
+    verbs: Verbs, name: str, summary: str, text: str, run: Callable[[argparse.Namespace], int | None]
 ) -> argparse.ArgumentParser:
     parser = add_verb(verbs, name, run, summary, text)
     where = f"directory of the sandbox (default: ${DIRECTORY_VARIABLE} or /var/lib/slipway/sandbox)"
@@ -120,7 +120,7 @@ def _add_verb(
     return parser
 
 
-def _up(args: argparse.Namespace) -> int:
+def _up(args: argparse.Namespace) -> None:
     from launcher.sandbox.lifecycle import up
     from launcher.sandbox.state import partition_table
 
@@ -144,17 +144,15 @@ def _up(args: argparse.Namespace) -> int:
     print(f'  eval "$(slipway sandbox env{where})"')
     print("  slipway launch training=gpt3/tiny cluster=sandbox training.model.data.data_impl=mock")
     print(f"  slipway sandbox down{where}", flush=True)
-    return 0
 
 
-def _down(args: argparse.Namespace) -> int:
+def _down(args: argparse.Namespace) -> None:
     from launcher.sandbox.lifecycle import down
 
     directory = args.dir or default_directory()
     with _StepDisplay() as progress:
         existed = down(directory, progress)
     print(f"removed {directory}" if existed else f"no sandbox in {directory}: nothing to stop")
-    return 0
 
 
 def _status(args: argparse.Namespace) -> int:

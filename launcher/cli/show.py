@@ -51,7 +51,7 @@ def add_parser(verbs: Verbs) -> None:
     add_config_dir(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     overrides = [word for word in args.overrides if _is_override(word)]
     keys = [word.strip(".") for word in args.overrides if not _is_override(word)]
     composition = compose(overrides, args.config_dir)
@@ -65,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join("".join(text for text, _ in line) for line in _lines(leaves)))
     else:
         print_styled(_lines(leaves))
-    return 0
 
 
 def _is_override(word: str) -> bool:

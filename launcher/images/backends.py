@@ -16,9 +16,10 @@ from launcher.images import registry, rootfs, tools
 from launcher.images.progress import ImageProgress
 from launcher.images.references import Kind, Reference
 from launcher.images.registry import Access, RemoteImage, hint_names
-from launcher.images.scratch import ScratchDirectory, remove_tree
+from launcher.images.scratch import remove_tree
 from launcher.images.squashfs import COMPRESSED_FRACTION, SQUASH_OPTIONS, resource_limits
 from launcher.images.tools import CREDENTIALS, NO_IMAGE, NO_SPACE, REFUSED, ToolError, fill_names
+from launcher.runs.paths import PACKAGE
 
 AUTO, ENROOT, SKOPEO = "auto", "enroot", "skopeo"
 BACKENDS = (AUTO, ENROOT, SKOPEO)
@@ -27,7 +28,6 @@ _SKOPEO_PROGRAMS = ("skopeo", "umoci", "mksquashfs")
 _NO_RUNNER = "Enroot is run through enroot-py, which is not installed"
 _INSTALL_RUNNER = "pip install 'PATH[containers]', PATH being Slipway's checkout or wheel, has enroot-py"
 _ELSEWHERE = "or do it where they are: slipway image import ... --on-cluster"
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _SUGGESTED_TAGS = 3
 
 # The bar of mksquashfs counts blocks: [====   ] 123/456  26%
@@ -43,7 +43,7 @@ class ImportContext:
     output: Path
     compression: str
     access: Access
-    scratch: ScratchDirectory
+    work: Path
     locks: tuple[int, ...]
     progress: ImageProgress
 
@@ -151,7 +151,7 @@ def make_squashfs(backend: str, context: ImportContext, via: str) -> str:
 
 
 def _make_by_enroot(context: ImportContext) -> None:
-    source, work, output, progress = context.source, context.scratch.path, context.output, context.progress
+    source, work, output, progress = context.source, context.work, context.output, context.progress
     # By default Enroot keeps layers for other imports, in the user's home, and never removes them.
     cache = work / "cache"
     cache.mkdir()
@@ -190,7 +190,7 @@ def _run_enroot(
     tick: Callable[[int], None] | None = None,
     keep: tuple[int, ...] = (),
 ) -> str:
-    paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     plain = {"ENROOT_ALLOW_HTTP": "yes"} if access.plain_http else {}
     return tools.run(
         # -P: the current directory is not searched for modules.
@@ -221,7 +221,7 @@ def _path_for_enroot(source: Reference, work: Path) -> str:
 
 def _make_by_skopeo(context: ImportContext) -> None:
     assert context.remote.config
-    source, work, progress = context.source, context.scratch.path, context.progress
+    source, work, progress = context.source, context.work, context.progress
     layout, root = work / "oci", work / "rootfs"
     # Their temporary files must not go to /tmp, which may be too small.
     environment = {"TMPDIR": str(work)}

@@ -135,24 +135,24 @@ def build_recipe(
     recipe: Recipe, builder: Builder, labels: dict[str, str], progress: ImageProgress, access: Access
 ) -> Reference:
     """Build a recipe, and return the image in the builder's storage."""
-    with scratch_directory(Path(tempfile.gettempdir())) as scratch:
-        context = scratch.path / "context"
+    with scratch_directory(Path(tempfile.gettempdir())) as (scratch, locks):
+        context = scratch / "context"
         context.mkdir()
         for name, content in recipe.context.items():
             path = context / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         # Beside the context, so that no instruction can copy it.
-        (scratch.path / "Dockerfile").write_text(recipe.dockerfile, encoding="utf-8")
+        (scratch / "Dockerfile").write_text(recipe.dockerfile, encoding="utf-8")
         progress.step(f"building {recipe.image_name} with {builder.name}")
         try:
             tools.run(
-                builder.command(recipe, scratch.path, labels, access),
+                builder.command(recipe, scratch, labels, access),
                 doing=f"build {recipe.image_name}",
                 env=builder.env,
                 names=hint_names(recipe.base),
                 on_line=_show_instructions(progress),
-                keep=(*scratch.descriptors, *access.descriptors),
+                keep=(*locks, *access.descriptors),
             )
         except ToolError as error:
             if error.why == NO_SPACE:
@@ -184,7 +184,7 @@ def build_into_store(
         record = entry.sidecar if entry else None
         if entry is None or record is None or record.recipe is None or record.recipe.hash != recipe.hash:
             return None
-        return reuse(entry) if match_stored(entry, record.digest, options.compression).serves else None
+        return reuse(entry) if match_stored(entry, record.digest, options.compression)[0] else None
 
     def wait_for(holder: str) -> None:
         progress.note(f"{target.name} is being built by {holder}: waiting for it")

@@ -157,7 +157,7 @@ class _Import:
                 # A former import of the same reference serves while the registry does not answer.
                 if not (usable and record and is_same):
                     raise
-                if not match_stored(usable, record.digest, options.compression).serves:
+                if not match_stored(usable, record.digest, options.compression)[0]:
                     raise
                 used = f"{self._target.name} is used as it was imported at {record.created}"
                 self._note(f"{error.message}\n{used}")
@@ -201,10 +201,10 @@ class _Import:
         return not os.access(entry.path.parent, os.W_OK) and not scratch.lock_path(entry.path).exists()
 
     def _serves(self, entry: Stored, digest: str | None) -> bool:
-        hit = match_stored(entry, digest, self._options.compression)
-        if hit.note:
-            self._note(hit.note)
-        return hit.serves
+        serves, note = match_stored(entry, digest, self._options.compression)
+        if note:
+            self._note(note)
+        return serves
 
     def _reuse(self, entry: Stored) -> Imported:
         self._progress.done()
@@ -218,8 +218,8 @@ class _Import:
         final = int(remote.unpacked * COMPRESSED_FRACTION[compression])
         needs = scratch.SpaceNeeds(remote.unpacked + remote.packed, final)
         parent = scratch.choose_scratch(needs, self._target, options.temp_dir)
-        with self._partial(lock) as output, scratch.scratch_directory(parent) as work:
-            locks = (*lock.descriptors, *work.descriptors)
+        with self._partial(lock) as output, scratch.scratch_directory(parent) as (work, own):
+            locks = (*lock.descriptors, *own)
             context = ImportContext(
                 self._source, remote, output, compression, access, work, locks, self._progress
             )

@@ -284,9 +284,8 @@ def _start_by_enroot(image: Path) -> Iterator[list[str]]:
         yield ["enroot", "start", "--rc", script.name, str(image)]
 
 
-@contextlib.contextmanager
-def _start_by_apptainer(image: Path) -> Iterator[list[str]]:
-    yield ["apptainer", "--quiet", "exec", "--containall", str(image)]
+def _start_by_apptainer(image: Path) -> AbstractContextManager[list[str]]:
+    return contextlib.nullcontext(["apptainer", "--quiet", "exec", "--containall", str(image)])
 
 
 # The programs that each needs, and the words that start a command in an image.

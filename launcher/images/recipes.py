@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from launcher.errors import (
     literal,
     nearest,
     nearest_files,
+    setting_error,
 )
 from launcher.images.references import Kind, Reference
 from launcher.rendering.quoting import RawShell, blaming_templates, quote, template_environment
@@ -242,20 +244,15 @@ def _render_recipe(name: str, config: RecipeConfig, template_dir: Path | None) -
 def _base(config: RecipeConfig) -> Reference:
     base = Reference.parse(config.base, "image.base")
     if base.kind not in (Kind.REGISTRY, Kind.DOCKER_ENGINE, Kind.PODMAN):
-        raise UserError(
+        raise setting_error(
             f"image.base={config.base!r}: the base must be an image of a registry or of an engine's storage",
-            key="image.base",
             hint="load an archive first: podman load --input FILE",
         )
     if config.digest is None:
         return base
     if base.digest not in (None, config.digest):
-        raise UserError(
-            f"image.digest={config.digest!r}: image.base has another digest",
-            key="image.digest",
-            also=["image.base"],
-            hint="keep one of the two",
-        )
+        message = f"image.digest={config.digest!r}: image.base has another digest"
+        raise setting_error(message, hint="keep one of the two", also=["image.base"])
     return base.at(config.digest)
 
 
@@ -274,9 +271,8 @@ def _dev_script(config: RecipeConfig) -> dict[str, bytes]:
     try:
         return {_SCRIPT: path.read_bytes()}
     except OSError as error:
-        raise UserError(
+        raise setting_error(
             f"image.dev_script={literal(config.dev_script)}: {(error.strerror or str(error)).lower()}",
-            key="image.dev_script",
             hint=nearest_files(path),
         ) from error
 
@@ -308,9 +304,8 @@ def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Pa
     if f"{template}{_SUFFIX}" not in files:
         names = sorted(name.removesuffix(_SUFFIX) for name in files if not name.startswith("_"))
         near = [f"did you mean {name!r}?" for name in nearest(template, names)]
-        raise UserError(
+        raise setting_error(
             f"image.template={template!r}: there is no template {template}{_SUFFIX}",
-            key="image.template",
             hint=" ".join([*near, f"valid: {', '.join(names)}"]),
         )
     versions = _Versions(values["versions"])
@@ -319,33 +314,25 @@ def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Pa
         text = environment.get_template(f"{template}{_SUFFIX}").render({**values, "versions": versions})
     unused = next((name for name in versions if name not in versions.used), None)
     if unused is not None:
-        raise UserError(
-            f"image.versions.{escape(unused)}: the template {template} builds no such thing",
-            key=f"image.versions.{unused}",
+        raise setting_error(
+            f"image.versions.{unused}: the template {template} builds no such thing",
             hint=did_you_mean(unused, versions.used),
         )
     return text
 
 
-class _Versions(Mapping[str, str | None]):
-    """The versions of a recipe, recording which of them a template used: a misspelt one is found.
-
-    All methods of a Mapping read by `__getitem__`; those of a dict do not.
-    """
+class _Versions(UserDict[str, str | None]):
+    """The versions of a recipe, recording which of them a template used: a misspelt one is found."""
 
     def __init__(self, versions: Mapping[str, str | None]) -> None:
-        self._versions = versions
+        super().__init__(versions)
         self.used: set[str] = set()
 
     def __getitem__(self, name: str) -> str | None:
         self.used.add(name)
-        return self._versions[name]
+        return super().__getitem__(name)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._versions)
-
-    def __len__(self) -> int:
-        return len(self._versions)
+    __contains__ = Mapping.__contains__  # by reading it: a dict's own would not
 
 
 def quote_for_dockerfile(value: Any) -> RawShell:

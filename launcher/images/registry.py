@@ -97,14 +97,13 @@ def login_file(environment: Mapping[str, str]) -> Path:
 
 
 def enroot_login(
-    registry: str, user: str | None = None, environment: Mapping[str, str] | None = None
+    registry: str, user: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[str, str] | None:
     """Return the user and the password in Enroot's file for a registry.
 
     Like a netrc it has no ports. A password may be a variable, which Enroot has a shell evaluate; one that a
     command prints is left to Enroot.
     """
-    environment = os.environ if environment is None else environment
     machines = HUB_MACHINES if registry == DOCKER_HUB else (_host_of(registry),)
     try:
         lines = login_file(environment).read_text(encoding="utf-8").splitlines()
@@ -297,17 +296,17 @@ def _packed_once(source: Reference, temp_dir: Path | None, progress: ImageProgre
         return
     size = _layer_bytes(_inspect(source, Access(), f"read {source}", "--raw"))
     parent = choose_scratch(SpaceNeeds(size, 0), Path.cwd() / "image", temp_dir)
-    with scratch_directory(parent) as scratch:
+    with scratch_directory(parent) as (scratch, locks):
         # This kind of directory keeps the image's own format: Enroot does not read OCI's from every registry.
-        packed = f"dir:{scratch.path / 'image'}"
+        packed = f"dir:{scratch / 'image'}"
         progress.step(f"packing {source}", size or None)
         tools.run(
             ["skopeo", "copy", "--dest-compress", name, packed],
             doing=f"pack {source}",
             on_line=lambda _: None,
             on_tick=lambda pid: progress.advance(tools.bytes_moved(pid, "rchar")),
-            env={"TMPDIR": str(scratch.path)},
-            keep=scratch.descriptors,
+            env={"TMPDIR": str(scratch)},
+            keep=locks,
         )
         yield packed
 

@@ -144,17 +144,12 @@ def _holder(path: Path) -> str:
 # --- scratch directories
 
 
-@dataclass(frozen=True, slots=True)
-class ScratchDirectory:
-    """A directory to work in, and the descriptors that keep it: programs that write there inherit them."""
-
-    path: Path
-    descriptors: tuple[int, ...]
-
-
 @contextmanager
-def scratch_directory(parent: Path) -> Iterator[ScratchDirectory]:
-    """Yield a new directory, which is removed however the work ends; remove what killed processes left."""
+def scratch_directory(parent: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
+    """Yield a new directory, which is removed however the work ends; remove what killed processes left.
+
+    With it come the descriptors that keep it: programs that write there inherit them.
+    """
     for path in parent.glob(f"{SCRATCH_PREFIX}*"):
         with contextlib.suppress(OSError):  # removed meanwhile
             if path.lstat().st_uid == os.getuid() and (path / _LOCK_NAME).exists():
@@ -180,7 +175,7 @@ def scratch_directory(parent: Path) -> Iterator[ScratchDirectory]:
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
         stack.callback(remove_tree, path)
-        yield ScratchDirectory(path, tuple(descriptors))
+        yield path, tuple(descriptors)
 
 
 def remove_tree(path: Path) -> None:
@@ -232,7 +227,7 @@ def choose_scratch(
     needs: SpaceNeeds,
     target: Path,
     temp_dir: Path | None = None,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = os.environ,
     look: Callable[[Path], ScratchPlace | None] = look_at_place,
 ) -> Path:
     """Return the directory to work in, with most room: on a local disk; else on the network; else in memory.
@@ -248,7 +243,6 @@ def choose_scratch(
             hint="remove images that nobody uses, `slipway image prune`, or choose another directory: "
             "images_dir=DIR",
         )
-    environment = os.environ if environment is None else environment
     named = [Path(environment[name]) for name in ("ENROOT_TEMP_PATH", "TMPDIR") if environment.get(name)]
     usual = [*named, Path("/tmp"), Path("/var/tmp"), target.parent]
     places: dict[int, ScratchPlace] = {}

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.errors import UserError, escape
 from launcher.images.references import SQUASHFS_SUFFIXES
@@ -171,31 +171,27 @@ def record_installed(image: Path, installed: Mapping[str, str | None]) -> None:
             replace(record, installed=dict(installed)).write(image)
 
 
-class CacheHit(NamedTuple):
-    """Tells if a stored file serves, and what the user should know about that."""
+def match_stored(entry: Stored, digest: str | None, compression: str) -> tuple[bool, str]:
+    """Return if a file that has the name of an image serves as that, and what to tell the user about it.
 
-    serves: bool
-    note: str = ""
-
-
-def match_stored(entry: Stored, digest: str | None, compression: str) -> CacheHit:
-    """Compare a file that has the name of an image with the image; any compression will do for ``auto``."""
+    Any compression will do for ``auto``.
+    """
     name = escape(entry.path.name)
     try:
         read_superblock(entry.path)
     except UserError as error:
-        return CacheHit(False, f"{error.message}: imported again")
+        return False, f"{error.message}: imported again"
     except OSError as error:
-        return CacheHit(False, f"{name}: {(error.strerror or str(error)).lower()}: imported again")
+        return False, f"{name}: {(error.strerror or str(error)).lower()}: imported again"
     record, by_force = entry.sidecar, "(--force imports it again)"
     if record is None:
-        return CacheHit(True, f"{name} has no record of what it is: reused by its name {by_force}")
+        return True, f"{name} has no record of what it is: reused by its name {by_force}"
     if digest is None or record.digest is None:
-        return CacheHit(True, f"{name} is reused by its name: its digest is unknown {by_force}")
+        return True, f"{name} is reused by its name: its digest is unknown {by_force}"
     if record.digest != digest:
-        return CacheHit(False, f"the image has changed: it was {record.digest}, and is {digest}")
+        return False, f"the image has changed: it was {record.digest}, and is {digest}"
     if compression not in (AUTO, record.compression):
-        return CacheHit(False, f"{name} is packed with {record.compression}: packed again")
+        return False, f"{name} is packed with {record.compression}: packed again"
     if compression != AUTO and record.squash_options != SQUASH_OPTIONS[compression]:
-        return CacheHit(False, f"{name} is packed with {' '.join(record.squash_options)}: packed again")
-    return CacheHit(True)
+        return False, f"{name} is packed with {' '.join(record.squash_options)}: packed again"
+    return True, ""

@@ -12,9 +12,8 @@ from launcher.errors import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG, UserError, wor
 from launcher.jobs.launches import by_scheduler
 from launcher.jobs.status import LaunchStatus, poll, state_of_task
 from launcher.runs.receipts import acts
-from launcher.schedulers.base import JobStatus, NoAnswer
+from launcher.schedulers.base import JobStatus, NoAnswer, NotHeld
 from launcher.slurm.commands import Unreachable
-from launcher.slurm.job_actions import NotHeld
 from launcher.slurm.states import Action, State
 from slipway.supervisor.marks import GIVEN_UP, claim
 

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,7 +152,8 @@ def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
     others = [ending for ending in endings if not ending.saves_first]
     _end_chains(scheduler, others)
     _cancel(scheduler, others, _that_wait)
-    _cancel(scheduler, others, _that_run)
+    running = [ending for ending in others if ending.target.runs and not (ending.saves or ending.is_over)]
+    _cancel(scheduler, running, lambda ending: [[ending.job_id]])
     _run(scheduler, Action.SAVE, [(ending, ending.job_id) for ending in endings if ending.saves])
     # The next link sees the mark: it begins long after this one was asked to save.
     saving = [ending for ending in saving if ending.error is None]
@@ -209,13 +210,8 @@ def _that_wait(ending: _Ending) -> Iterator[list[str]]:
         yield [ending.job_id]
 
 
-def _that_run(ending: _Ending) -> Iterator[list[str]]:
-    if ending.target.runs and not ending.saves and not ending.is_over:
-        yield [ending.job_id]
-
-
 def _cancel(
-    scheduler: Scheduler, endings: Sequence[_Ending], jobs: Callable[[_Ending], Iterator[list[str]]]
+    scheduler: Scheduler, endings: Sequence[_Ending], jobs: Callable[[_Ending], Iterable[list[str]]]
 ) -> None:
     """Cancel jobs at once: the first of each run, then the second of each, and so on."""
     runs: dict[Path, list[_Wave]] = defaultdict(list)

@@ -53,7 +53,6 @@ class RunLocator:
         self.always = _unique([base, *(Path(path).expanduser() for path in paths if path)])
         self.index = Index()
         self.remarks: list[str] = []
-        self._silent: set[str | None] = set()
         self._read = cache(entries_of)
         self._all: list[Entry] | None = None
 
@@ -96,10 +95,9 @@ class RunLocator:
 
         It is where its manifest is the user's own, and else where it was seen first.
         """
-        known = self.index.with_tags([entry.tag for entry in entries])
 
         def rank(entry: Entry) -> tuple[bool, bool]:
-            first = known.get(entry.tag)
+            first = self.index.with_tag(entry.tag)
             return entry.is_own, first is not None and first.run_dir == entry.run_dir
 
         best: dict[str, Entry] = {}
@@ -132,7 +130,7 @@ class RunLocator:
 
     def _ask_all(self, question: Callable[[Scheduler], T]) -> Iterator[T]:
         """Ask all schedulers at once, except silent ones; yield the answers in their order."""
-        clusters = [cluster for cluster in self._clusters if cluster.slurm_conf not in self._silent]
+        clusters = list(self._clusters)
         answers: list[T | UserError] = [
             SchedulerSilent(f"Slurm does not answer: nothing within {cluster.seconds:.0f} s")
             for cluster in clusters
@@ -173,7 +171,7 @@ class RunLocator:
 
         own = os.environ.get("SLURM_CONF")
         remembered = [entry for entry in reversed(self.index.entries()) if entry.scheduler == "slurm"]
-        present = [entry for entry in remembered if _has_configuration(entry)]
+        present = [entry for entry in remembered if os.access(entry.slurm_conf or "/", os.F_OK)]
         confs = dict.fromkeys(entry.usable_slurm_conf for entry in present)
         others = [conf for conf in confs if conf is not None and conf != own][: _MAX_CLUSTERS - 1]
         clusters = [_Cluster("", LocalScheduler(), _SECONDS), slurm(own, _OWN_SECONDS)]
@@ -195,7 +193,7 @@ class RunLocator:
         # A machine without Slurm is worth no remark.
         if not isinstance(error, SchedulerSilent):
             return
-        self._silent.add(cluster.slurm_conf)
+        self._clusters.remove(cluster)  # which is not asked again
         if cluster.slurm_conf:
             self.index.note_silence(cluster.slurm_conf, time.time())
         where = f"SLURM_CONF={escape(cluster.slurm_conf)}: " if cluster.slurm_conf else ""
@@ -209,13 +207,6 @@ class _Cluster:
     slurm_conf: str | None
     scheduler: Scheduler
     seconds: float
-
-
-def _has_configuration(entry: Entry) -> bool:
-    try:
-        return entry.slurm_conf is None or Path(entry.slurm_conf).exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _run_of(script: Path) -> Path | None:

@@ -158,7 +158,7 @@ def _by_name(word: str, locator: RunLocator) -> RunRef | None:
         run_dirs = _below(word, [tree]) or [run for run in runs_below([tree]) if run.name == word]
         if run_dirs:
             return RunRef(_chosen(word, run_dirs, locator))
-    remembered = locator.still_there(locator.index.with_name(word))
+    remembered = locator.still_there(entry for entry in locator.index.entries() if entry.run == word)
     run_dirs = (
         _named(word, remembered, _below(word, locator.trees))
         or _named(word, locator.launches())

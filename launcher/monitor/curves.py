@@ -196,24 +196,3 @@ def evenly(size: int, most: int) -> Sequence[int]:
     if size <= most:
         return range(size)
     return [round(index * (size - 1) / (most - 1)) for index in range(most)]
-
-
-def outline(steps: Sequence[int], losses: Sequence[float], columns: int) -> Sequence[int]:
-    """Return the indices of the points with which a long curve looks the same: at most four for each column.
-
-    In each column of pixels these are the first, the lowest, the highest and the last point; a line through
-    them has the same pixels as one through all (Jugel et al. 2014, "M4: A Visualization-Oriented Time Series
-    Data Aggregation"). All indices are returned of a curve with fewer points.
-    """
-    if len(steps) <= 4 * columns:
-        return range(len(steps))
-    low, high, indices = steps[0], steps[-1], []
-    begin = 0
-    for column in range(1, columns + 1):
-        end = bisect_left(steps, low - (low - high - 1) * column // columns)  # rounded up
-        if end > begin:
-            part = losses[begin:end]
-            lowest, highest = (begin + part.index(extreme(part)) for extreme in (min, max))
-            indices += sorted({begin, lowest, highest, end - 1})
-        begin = end
-    return indices

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -86,37 +85,6 @@ class End:
 Event = Start | HeldOut | Train | Validation | End
 
 
-# The line of a step as the trainer writes it, parsed faster than as JSON. No other line matches, not even one
-# with a key twice. No group is possessive: Python before 3.11.5 matches such groups wrongly.
-_NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][-+]?+[0-9]++)?"
-_REAL = rb"(" + _NUMBER + rb"|NaN|-?+Infinity)"
-_WHOLE = rb"(0|[1-9][0-9]{0,17}+)"
-_OTHERS = (
-    rb'(?:, "(?!(?:kind|time|step|loss|lr|grad_norm|tokens|tokens_per_second)")\w++": (?:'
-    + _NUMBER
-    + rb"|NaN|-?+Infinity|null))*"
-)
-_STEP = re.compile(
-    rb'\{"kind": "train", "time": (' + _NUMBER + rb'), "step": ' + _WHOLE + rb', "loss": ' + _REAL
-    + rb', "lr": ' + _REAL + rb', "grad_norm": ' + _REAL + _OTHERS + rb', "tokens": ' + _WHOLE + _OTHERS
-    + rb', "tokens_per_second": ' + _REAL + _OTHERS + rb"\}\n?+"
-)  # fmt: skip
-_STEP_BEGINS = b'{"kind": "train", '
-_EVENT_BEGINS = b'{"kind"'
-
-
-def parse_step(line: bytes) -> Train | None:
-    """Parse the line of a step in the trainer's own format; return ``None`` for any other line."""
-    match = _STEP.fullmatch(line)
-    if match is None:
-        return None
-    seconds, step, loss, rate, norm, tokens, speed = match.groups()
-    time = unix_time(float(seconds))
-    if time is None:
-        return None
-    return Train(time, int(step), float(loss), float(rate), float(norm), float(speed), int(tokens))
-
-
 def parse_event(line: str) -> Event | None:
     """Parse one line; return ``None`` for an unknown kind of event, and for a line that is no event."""
     content = _json_object(line)
@@ -169,11 +137,7 @@ class EventReader:
     def stream(self) -> Iterator[Event]:
         """Yield the new events, oldest first; those of a long training may not fit into memory."""
         for line in self._lines():
-            step = parse_step(line)
-            if step is not None:
-                yield step
-            else:
-                yield from parse_events(line)
+            yield from parse_events(line)
 
     def newest(self, steps: int) -> list[Event]:
         """Return the new events, with the first step after each start and the last `steps` steps only."""
@@ -193,35 +157,33 @@ class EventReader:
                 self._is_in_long_line = not is_whole
 
 
-def newest(items: Iterable[Event | bytes | None], steps: int) -> list[Event]:
+def newest(items: Iterable[Event | bytes], steps: int) -> list[Event]:
     """Select the events that show the progress: of the steps the first after each start and the last ones.
 
-    `items` are events, or lines of steps, which are parsed only if selected; ``None`` is skipped.
+    `items` are events, or lines of steps, which are parsed only if selected.
     """
-    kept: list[tuple[int, Event]] = []
+    kept: list[tuple[int, Event | bytes]] = []
     last: deque[tuple[int, Event | bytes]] = deque(maxlen=steps)
     is_first = True
     for index, item in enumerate(items):
-        if is_first and isinstance(item, bytes):
-            item = parse_step(item) or next(iter(parse_events(item)), None)
-        if isinstance(item, bytes) or (isinstance(item, Train) and not is_first):
+        if is_first and isinstance(item, bytes):  # it may be torn, and no step
+            kept += [(index, event) for event in parse_events(item)]
+            is_first = not isinstance(kept[-1][1] if kept else None, Train)
+        elif isinstance(item, bytes) or (isinstance(item, Train) and not is_first):
             last.append((index, item))
-        elif item is not None:
+        else:
             kept.append((index, item))
             is_first = isinstance(item, Start) or (is_first and not isinstance(item, Train))
-    for index, item in last:
-        events = [item] if not isinstance(item, bytes) else parse_events(item)
-        kept += [(index, event) for event in events]
-    return [event for _, event in sorted(kept, key=lambda numbered: numbered[0])]
+    selected = (item for _, item in sorted([*kept, *last], key=lambda numbered: numbered[0]))
+    events = (parse_events(item) if isinstance(item, bytes) else [item] for item in selected)
+    return [event for some in events for event in some]
 
 
 def _read_late(lines: Iterable[bytes]) -> Iterator[Event | bytes]:
-    """Yield the lines of steps unparsed; a torn line may have another event at its end."""
+    """Yield the lines of steps unparsed, which most are; a torn one may have another event at its end."""
     for line in lines:
-        if line.startswith(_STEP_BEGINS) and line.find(_EVENT_BEGINS, 1) < 0:
-            yield line
-        else:
-            yield from parse_events(line)
+        is_step = line.startswith(b'{"kind": "train", ') and line.find(b'{"kind"', 1) < 0
+        yield from [line] if is_step else parse_events(line)
 
 
 def parse_events(content: bytes) -> list[Event]:

@@ -158,11 +158,9 @@ def _is_empty(path: Path) -> bool:
 
 def _config(launch: Launch) -> Mapping[str, Any]:
     """Return the configuration that the job read; an empty one if it cannot be read."""
-    try:
-        content = read_yaml(launch.paths.config)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    with contextlib.suppress(OSError, ValueError):
+        return read_yaml(launch.paths.config)
+    return {}
 
 
 def _earlier_curves(launch: Launch) -> Curves:

@@ -6,9 +6,8 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from launcher.errors import WATCHING_ENDED, escape
 from launcher.jobs.launches import Launch, open_launch
@@ -22,24 +21,15 @@ from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui import tables
 
+if TYPE_CHECKING:
+    from launcher.monitor.live import LiveView
+
 _FAILURE_LINES = 20
 # The most steps read at once: as many as a view can show.
 _STEPS = 4096
 
 
-class View(AbstractContextManager[Any], Protocol):
-    """A display of a launch; a context, so that the terminal is restored at its end."""
-
-    # The seconds between two updates.
-    interval: float
-
-    def show(
-        self, status: JobStatus, progress: Progress, new: Sequence[Event], *, is_over: bool = False
-    ) -> None:
-        """Show the newest state, `new` being the events since the last call; at the end what stays."""
-
-
-def follow_launch(launch: Launch, view: View) -> JobStatus:
+def follow_launch(launch: Launch, view: LinesView | LiveView) -> JobStatus:
     """Update a view until the job has ended; return its final status, UNKNOWN after a minute without any."""
     reader, progress = open_reader(launch), Progress()
     with JobPoller(launch) as watch, view:
@@ -62,7 +52,7 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
     Return the exit code of the job's end (`launcher.errors`), or that of Ctrl-C, which leaves the job alone.
     """
     launch = open_launch(run_dir, number)
-    view: View = LinesView(launch)
+    view: LinesView | LiveView = LinesView(launch)
     if sys.stdout.isatty():
         from launcher.monitor.live import LiveView
 
@@ -129,6 +119,7 @@ class LinesView:
     def show(
         self, status: JobStatus, progress: Progress, new: Sequence[Event], *, is_over: bool = False
     ) -> None:
+        """Show the newest state, `new` being the events since the last call; at the end what stays."""
         if not is_over:
             self._print_state(status)
         for event in new:

@@ -115,25 +115,6 @@ def _iso(when: float | None) -> str | None:
 
 
 LINK = "LINK"
-COLUMNS = (
-    "RUN",
-    "LAUNCH",
-    "JOB",
-    LINK,
-    "STATE",
-    "SINCE",
-    "ELAPSED/LIMIT",
-    "NODES×TASKS",
-    "STEP",
-    "LOSS",
-    "VAL LOSS",
-    "TOKENS/S",
-    "ETA",
-    "RESTARTS",
-    "NODELIST",
-    "USER",
-    REASON,
-)
 
 
 @dataclass(frozen=True)
@@ -163,7 +144,7 @@ class StatusRow(LaunchStatus):
         return difference_of(self.launch.manifest) if self.launch else None
 
     def cells(self) -> dict[str, str]:
-        """Return the values of `COLUMNS`, by their names."""
+        """Return the values of the columns, by their names."""
         status, progress, launch = self.status, self.progress, self.launch
         manifest = launch.manifest if launch else None
         is_known = status.state is not State.UNKNOWN
@@ -249,7 +230,7 @@ def as_table(rows: Sequence[StatusRow]) -> tuple[Sequence[str], list[list[str]]]
     """Return the columns and their values; the column of links only if some row is a chain."""
     cells = [row.cells() for row in rows]
     has_links = any(row.chain for row in rows)
-    names = [name for name in COLUMNS if name != LINK or has_links]
+    names = [name for name in next(iter(cells), ()) if name != LINK or has_links]
     return names, [[cell[name] for name in names] for cell in cells]
 
 

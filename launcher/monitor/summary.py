@@ -11,7 +11,7 @@ from typing import Any
 from launcher.errors import UserError
 from launcher.jobs.launches import open_launches
 from launcher.jobs.status import poll
-from launcher.monitor.curves import Curves, evenly, finite_points, outline, smooth
+from launcher.monitor.curves import Curves, evenly, finite_points, smooth
 from launcher.monitor.evaluations import Evaluation, progress_rows, read_evaluations
 from launcher.monitor.events import Start
 from launcher.monitor.provenance_report import finite
@@ -253,7 +253,7 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     figure = new_figure(9, 5.2)
     axes: Any = figure.add_subplot()
     steps, losses = finite_points(curves.steps, curves.losses)
-    _draw(axes, steps, losses, color=TRAIN, alpha=0.3, linewidth=1)
+    axes.plot(steps, losses, color=TRAIN, alpha=0.3, linewidth=1)
     drawn = evenly(len(steps), 4 * _COLUMNS)
     means = smooth(losses, at=drawn)
     axes.plot([steps[index] for index in drawn], means, color=TRAIN, linewidth=2, label="train loss")
@@ -261,7 +261,7 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     if steps:
         marker = "o" if len(steps) <= 60 else None
         style = {"color": HELD_OUT, "linewidth": 2, "marker": marker, "markersize": 5}
-        _draw(axes, steps, losses, label="held-out loss", **style)
+        axes.plot(steps, losses, label="held-out loss", **style)
         axes.annotate(
             f"{losses[-1]:.2f}", (steps[-1], losses[-1]), xytext=(7, 0), textcoords="offset points",
             color=HELD_OUT, fontweight="bold", va="center", annotation_clip=False,
@@ -284,12 +284,6 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, loc="upper right", labelcolor=INK)
     write_picture(path, figure, summary.run)
-
-
-def _draw(axes: Any, steps: Sequence[int], losses: Sequence[float], **style: Any) -> None:
-    """Draw a curve by the points with which it looks the same."""
-    drawn = outline(steps, losses, _COLUMNS)
-    axes.plot([steps[index] for index in drawn], [losses[index] for index in drawn], **style)
 
 
 def subtitle(summary: RunSummary) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-import statistics
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from launcher import errors
 from launcher.monitor.curves import finite_points
@@ -250,8 +250,6 @@ FEWEST_STEPS = 20
 _STANDARD_ERRORS = 3.0
 _SIGMA_OF_MAD = 1.4826
 _ERROR_OF_MEDIAN = 1.2533
-# Of more values than `_SORTED` only those near the median are sorted, as a sample of `_SAMPLE` estimates it.
-_SORTED, _SAMPLE = 100_000, 1000
 
 
 class Trend(enum.Enum):
@@ -283,22 +281,3 @@ def measure_trend(losses: Sequence[float]) -> LossTrend | None:
     margin = _STANDARD_ERRORS * _ERROR_OF_MEDIAN * sigma * math.sqrt(2 / count)
     trend = Trend.FLAT if abs(last - first) <= margin else Trend.RISES if last > first else Trend.FALLS
     return LossTrend(trend, first, last, margin)
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median of finite values without sorting all of many, which would copy all of them.
-
-    A sample bounds the median (Floyd and Rivest 1975, "Expected time bounds for selection"); only the values
-    between the bounds are sorted.
-    """
-    size = len(values)
-    if size <= _SORTED:
-        return statistics.median(values)
-    sample = sorted(values[:: size // _SAMPLE])
-    low, high = sample[len(sample) * 2 // 5], sample[len(sample) * 3 // 5]
-    below = sum(1 for value in values if value < low)
-    between = sorted(value for value in values if low <= value <= high)
-    middle = (size - 1) // 2 - below, size // 2 - below
-    if middle[0] < 0 or middle[1] >= len(between):
-        return statistics.median(values)
-    return between[middle[0]] if size % 2 else (between[middle[0]] + between[middle[1]]) / 2

@@ -3,17 +3,19 @@
 It knows directories with runs (trees), and launches by their tags. It is never the truth: each result is
 compared with the manifest. Nothing that happens to the cache is an error: it may be deleted, broken, of
 another version, or on a full disk. It lies on this machine's own disk, in a directory that nobody else can
-write: ``$SLIPWAY_CACHE_DIR``, else ``/var/tmp/slipway-<uid>``. The home is often on the network, where a
-database's locks are slow or do not work.
+write: ``$SLIPWAY_CACHE_DIR``, else ``/var/tmp/slipway-<uid>``. The home is often on the network, where locks
+are slow or do not work.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, find_manifest
 from launcher.runs.paths import LAUNCHES, MANIFEST
 from launcher.runs.trust import is_own, usable_slurm_conf
+from slipway.common.files import write_atomic
 
 CACHE_VARIABLE = "SLIPWAY_CACHE_DIR"
 _SHARED = Path("/var/tmp")
@@ -59,27 +62,8 @@ def cache_directory() -> Path:
 
 
 # Another version has another file: two versions of Slipway do not destroy each other's.
-FILE_NAME = "runs-1.sqlite3"
-
-# Text as bytes: a path need not be UTF-8.
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS trees (path BLOB PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS launches (
-    tag BLOB PRIMARY KEY, run BLOB, run_dir BLOB, number INTEGER, job_id BLOB,
-    scheduler BLOB, slurm_conf BLOB, user BLOB, created BLOB
-);
-CREATE TABLE IF NOT EXISTS silent (slurm_conf BLOB PRIMARY KEY, since REAL);
-CREATE INDEX IF NOT EXISTS by_job ON launches (job_id);
-CREATE INDEX IF NOT EXISTS by_run ON launches (run);
-CREATE INDEX IF NOT EXISTS by_dir ON launches (run_dir);
-"""
-
-_LOCK_SECONDS = 5.0  # for which another process may keep it locked
-# SQLite's codes of an unusable file: an error in the statement (another schema), a wrong type, a broken file,
-# no database.
-_BROKEN = (1, 20, 11, 26)
-_BUSY = 5
-_AT_ONCE = 500  # rows in one question; SQLite takes at least 999 parameters
+FILE_NAME = "runs-2.json"
+_LOCK_SECONDS = 5.0  # for which another process may be writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +106,34 @@ class Entry:
             return False
 
 
-_COLUMNS = tuple(field.name for field in fields(Entry))
+_FIELDS = tuple(field.name for field in fields(Entry))
 
 
 def entry_of(run_dir: Path, number: int, manifest: Manifest, job_id: str | None) -> Entry:
     """Return the entry of a launch at its present place."""
     slurm_conf = usable_slurm_conf(run_dir / LAUNCHES / str(number) / MANIFEST, manifest.slurm_conf)
     own: dict[str, Any] = {"run_dir": run_dir, "number": number, "job_id": job_id, "slurm_conf": slurm_conf}
-    return Entry(**own, **{name: getattr(manifest, name) for name in _COLUMNS if name not in own})
+    return Entry(**own, **{name: getattr(manifest, name) for name in _FIELDS if name not in own})
 
 
-# The text of a statement of SQL, and the rows of values to execute it with.
-Statement = tuple[str, Sequence[Sequence[Any]]]
+@dataclass(frozen=True)
+class _Content:
+    """The content of the file; `silent` has the times at which clusters did not answer, by configuration."""
+
+    trees: frozenset[Path] = frozenset()
+    launches: Mapping[str, Entry] = field(default_factory=dict)
+    silent: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: bytes) -> _Content:
+        content = json.loads(text)
+        entries = [Entry(**row | {"run_dir": Path(row["run_dir"])}) for row in content["launches"]]
+        trees = frozenset(map(Path, content["trees"]))
+        return cls(trees, {entry.tag: entry for entry in entries}, dict(content["silent"]))
+
+    def to_json(self) -> str:
+        rows = [{name: getattr(entry, name) for name in _FIELDS} for entry in self.launches.values()]
+        return json.dumps({"trees": [*self.trees], "launches": rows, "silent": self.silent}, default=str)
 
 
 class Index:
@@ -144,113 +144,85 @@ class Index:
 
     def __init__(self) -> None:
         self.trouble: str | None = None
-        # A lock is waited for once, and not by each question.
-        self._is_locked = False
 
     def trees(self) -> list[Path]:
-        """Return the directories in which runs were seen, in no order."""
-        return [Path(os.fsdecode(row[0])) for row in self._ask("SELECT path FROM trees ORDER BY path")]
+        """Return the directories in which runs were seen."""
+        return sorted(self._content.trees)
 
     def entries(self) -> list[Entry]:
         """Return all launches, the oldest first."""
-        return self._entries("TRUE ORDER BY created, tag")
+        return sorted(self._content.launches.values(), key=lambda entry: (entry.created, entry.tag))
 
     def with_job(self, job_id: str) -> list[Entry]:
         """Return the launches that had a job of this id, or are points of such an array: ids are reused."""
-        # The bytes after all that begin with the id and "_" begin with the id and "`".
-        condition = "job_id = ? OR (job_id > ? AND job_id < ?) ORDER BY created"
-        return self._entries(condition, (job_id, f"{job_id}_", f"{job_id}`"))
+        return [entry for entry in self.entries() if f"{entry.job_id}_".startswith(f"{job_id}_")]
 
-    def with_name(self, run: str) -> list[Entry]:
-        """Return the launches of all runs of a name."""
-        return self._entries("run = ? ORDER BY created", (run,))
-
-    def with_tags(self, tags: Sequence[str]) -> dict[str, Entry]:
-        """Return the launches of these tags, by tag."""
-        entries: list[Entry] = []
-        for start in range(0, len(tags), _AT_ONCE):
-            some = tags[start : start + _AT_ONCE]
-            entries += self._entries(f"tag IN ({', '.join('?' * len(some))})", some)
-        return {entry.tag: entry for entry in entries}
+    def with_tag(self, tag: str) -> Entry | None:
+        """Return the launch of a tag."""
+        return self._content.launches.get(tag)
 
     def silent_since(self, moment: float) -> dict[str, float]:
         """Return when clusters did not answer, by their configurations, since a moment."""
-        question = f"SELECT slurm_conf, since FROM silent WHERE since > {float(moment)!r}"
-        return {os.fsdecode(row[0]): float(row[1]) for row in self._ask(question)}
+        return {conf: since for conf, since in self._content.silent.items() if since > moment}
 
     def note_silence(self, slurm_conf: str, moment: float | None) -> None:
         """Remember when a cluster did not answer; ``None`` means that it did."""
-        blob = _blob(slurm_conf)
-        rows = [] if moment is None else [(blob, moment)]
-        self._execute(
-            ("DELETE FROM silent WHERE slurm_conf = ?", [(blob,)]), ("INSERT INTO silent VALUES (?, ?)", rows)
-        )
+        own = {} if moment is None else {slurm_conf: moment}
+
+        def note(content: _Content) -> _Content:
+            others = {conf: since for conf, since in content.silent.items() if conf != slurm_conf}
+            return replace(content, silent=others | own)
+
+        self._change(note)
 
     def remember(self, entries: Iterable[Entry], trees: Iterable[Path] = ()) -> None:
         """Add launches that were seen just now, and the directories of their runs."""
         seen = {entry.tag: entry for entry in sorted(entries, key=lambda entry: entry.is_own)}
-        known = self.with_tags(list(seen))
-        changed = [entry for tag, entry in seen.items() if _is_news(entry, known.get(tag))]
-        paths = {*trees, *(entry.run_dir.parent for entry in changed)}.difference(self.trees())
-        marks = ", ".join("?" * len(_COLUMNS))
-        self._execute(
-            (f"INSERT OR REPLACE INTO launches VALUES ({marks})", list(map(_row, changed))),
-            ("INSERT OR IGNORE INTO trees VALUES (?)", [(_blob(path),) for path in paths]),
-        )
+        trees = frozenset(trees)
+
+        def add(content: _Content) -> _Content:
+            known = content.launches
+            news = {tag: entry for tag, entry in seen.items() if _is_news(entry, known.get(tag))}
+            places = {entry.run_dir.parent for entry in news.values()}
+            return replace(content, trees=content.trees | trees | places, launches={**known, **news})
+
+        self._change(add)
 
     def forget(self, run_dirs: Iterable[Path] = (), trees: Iterable[Path] = ()) -> None:
         """Drop runs and trees that are gone."""
-        self._execute(
-            ("DELETE FROM launches WHERE run_dir = ?", [(_blob(path),) for path in run_dirs]),
-            ("DELETE FROM trees WHERE path = ?", [(_blob(path),) for path in trees]),
-        )
+        gone, trees = set(run_dirs), frozenset(trees)
 
-    def _entries(self, condition: str, values: Sequence[str] = ()) -> list[Entry]:
-        blobs = [_blob(value) for value in values]
-        rows = self._ask(f"SELECT {', '.join(_COLUMNS)} FROM launches WHERE {condition}", blobs)
-        return [_entry(row) for row in rows]
+        def drop(content: _Content) -> _Content:
+            left = {tag: entry for tag, entry in content.launches.items() if entry.run_dir not in gone}
+            return replace(content, trees=content.trees - trees, launches=left)
 
-    def _ask(self, question: str, values: Sequence[bytes | None] = ()) -> list[tuple[Any, ...]]:
-        return self._execute((question, [values]))
+        self._change(drop)
 
-    def _execute(self, *statements: Statement) -> list[tuple[Any, ...]]:
-        """Execute each statement with each of its rows, in one transaction; replace a broken file."""
-        if self.trouble is not None or self._is_locked or not any(rows for _, rows in statements):
-            return []
+    @cached_property
+    def _content(self) -> _Content:
+        return self._read()
+
+    def _read(self) -> _Content:
         try:
-            path = cache_directory() / FILE_NAME
+            return _Content.parse((cache_directory() / FILE_NAME).read_bytes())
         except NotTrusted as error:
             self.trouble = str(error)
-            return []
-        except OSError:
-            return []
-        import sqlite3
+            return _Content()
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # missing, or broken
+            return _Content()
 
-        for _ in range(2):
-            try:
-                return _in_transaction(path, statements)
-            except sqlite3.Error as error:
-                code = getattr(error, "sqlite_errorcode", None)
-                if code not in _BROKEN:  # locked for too long, read-only, full
-                    self._is_locked = code == _BUSY
-                    break
-                with contextlib.suppress(OSError):
-                    path.unlink()
-            except (OSError, OverflowError):
-                break
-        return []
+    def _change(self, change: Callable[[_Content], _Content]) -> None:
+        """Change the file, unless nothing is new; readers see the old one or the new one."""
+        if change(self._content) == self._content or self.trouble is not None:
+            return
+        from filelock import FileLock  # late: most commands see nothing new
 
-
-def _in_transaction(path: Path, statements: Sequence[Statement]) -> list[tuple[Any, ...]]:
-    import sqlite3
-
-    with contextlib.closing(sqlite3.connect(os.fspath(path), timeout=_LOCK_SECONDS)) as connection:
-        # The data can be rebuilt: no waiting for the disk.
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.executescript(_SCHEMA)
-        with connection:
-            runs = [(text, values) for text, rows in statements for values in rows]
-            return [answer for text, values in runs for answer in connection.execute(text, values)]
+        with contextlib.suppress(OSError):  # locked for too long, read-only, full
+            path = cache_directory() / FILE_NAME
+            with FileLock(path.with_suffix(".lock"), _LOCK_SECONDS, fallback_to_soft=False):
+                content = change(self._read())
+                write_atomic(path, content.to_json(), sync=False)  # it can be rebuilt
+            self._content = content
 
 
 def _is_news(entry: Entry, known: Entry | None) -> bool:
@@ -261,23 +233,3 @@ def _is_news(entry: Entry, known: Entry | None) -> bool:
     if known is None or known == entry:
         return known is None
     return known.run_dir == entry.run_dir or not known.is_there or (entry.is_own and not known.is_own)
-
-
-def _row(entry: Entry) -> list[bytes | int | None]:
-    values = (getattr(entry, name) for name in _COLUMNS)
-    return [value if isinstance(value, int) else _blob(value) for value in values]
-
-
-def _entry(row: Sequence[Any]) -> Entry:
-    texts = [os.fsdecode(value) if isinstance(value, bytes) else value for value in row]
-    values: dict[str, Any] = dict(zip(_COLUMNS, texts, strict=True))
-    return Entry(**values | {"run_dir": Path(values["run_dir"]), "number": int(values["number"])})
-
-
-def _blob(value: str | Path | None) -> bytes | None:
-    if value is None:
-        return None
-    try:
-        return os.fsencode(value)
-    except UnicodeEncodeError:  # a manifest may hold anything, and question marks make as good a key
-        return str(value).encode("utf-8", "replace")

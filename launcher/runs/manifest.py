@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError, escape, shortened
-from launcher.runs.paths import JOB_ID_LOG, LARGEST_LAUNCH, LAUNCHES, MANIFEST, SCRIPT_SUFFIX, launch_numbers
+from launcher.runs.paths import (
+    JOB_ID_LOG,
+    LARGEST_LAUNCH,
+    LAUNCHES,
+    MANIFEST,
+    SCRIPT_SUFFIX,
+    launch_numbers,
+)
 from launcher.runs.trust import user_name
 from slipway.common.files import RECORD_LIMIT, UnfitFile, is_job_id, read_json, read_text, write_atomic
 from slipway.supervisor.marks import job_of
@@ -273,9 +280,12 @@ def read_stored_text(path: Path) -> str:
     return read_text(path, _YAML_LIMIT, "surrogateescape")
 
 
-def read_yaml(path: Path) -> Any:
-    """Read a configuration that the launcher wrote; see `parse_yaml`."""
-    return parse_yaml(read_text(path, _YAML_LIMIT))
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a configuration that the launcher wrote; raise ValueError if it holds no keys, as `parse_yaml`."""
+    content = parse_yaml(read_text(path, _YAML_LIMIT))
+    if not isinstance(content, dict):
+        raise ValueError("it holds no keys")
+    return content
 
 
 def parse_yaml(text: str) -> Any:

@@ -103,6 +103,6 @@ def newest_training(path: Path) -> TrainingLaunch | None:
             config = read_yaml(paths.config) if manifest.stage == TRAINING else None
         except (UserError, OSError, ValueError):
             continue  # damaged, or launched without a configuration
-        if isinstance(config, dict):
+        if config is not None:
             return TrainingLaunch(paths, manifest, config)
     return None

@@ -152,6 +152,10 @@ class NoAnswer(UserError):
     exit_code = NOT_KNOWN
 
 
+class NotHeld(UserError):
+    """A job to release is not held."""
+
+
 # The ids of jobs by the tags of their submissions and the numbers of their links, the oldest job first.
 FoundJobs = Mapping[str, Mapping[int, Sequence[str]]]
 

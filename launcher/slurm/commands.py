@@ -8,12 +8,12 @@ gets one more try at most.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import random
 
 from launcher.errors import NOT_KNOWN, UserError
 
@@ -157,11 +157,6 @@ def run(
 Run = Callable[[Sequence[str], Mapping[str, str], float], Answer]
 
 
-def _random() -> float:
-    """Return a number between 0 and 1; importing the module `random` takes longer than a question."""
-    return os.urandom(1)[0] / 255
-
-
 @dataclass(slots=True)
 class Retry:
     """The limits of asking a Slurm that does not answer again; all times in seconds.
@@ -178,7 +173,7 @@ class Retry:
     run: Run = run
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = _random
+    jitter: Callable[[], float] = random
     _silent: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict)
 
     def ask(

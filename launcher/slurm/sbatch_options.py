@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.errors import UserError, did_you_mean, literal
+from launcher.errors import did_you_mean, literal, setting_error
 
 _TASKS = "training.trainer.num_nodes and training.trainer.devices"
 _LOG = "base_results_dir, and cluster.stderr_to_stdout"
@@ -93,9 +93,8 @@ def combined_dependency(own: str | None, after: str, key: str = "training.run.de
         return after
     condition = after.partition(":")[0]
     if "?" in own:
-        raise UserError(
+        raise setting_error(
             f"{key}={literal(own)}: alternatives (?) cannot be waited for together with {condition}",
-            key=key,
             hint=f"{key}=null, or all of several, with commas between",
         )
     return f"{after},{own}"

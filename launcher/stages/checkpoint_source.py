@@ -24,14 +24,11 @@ def configuration_of(value: str | dict[str, Any] | None, key: str) -> dict[str, 
     if not isinstance(value, str):
         return value
     try:
-        content = read_yaml(Path(value))
-        if not isinstance(content, dict):
-            raise ValueError("it holds no keys")
+        return read_yaml(Path(value))
     except OSError as error:
         raise explain_os_error(error, Path(value), key, verb="read") from error
     except ValueError as error:
         raise setting_error(f"{key}={literal(value)}: {error}") from error
-    return content
 
 
 def require_source(source: Path | None, stage: str) -> None:

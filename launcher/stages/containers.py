@@ -98,10 +98,10 @@ def _check_srun_args(arguments: Iterable[str]) -> None:
     for text in arguments:
         name = re.fullmatch(r"(?:--)?container-name(?:=(.*))?", text)
         if name:
-            key = "cluster.srun_args"
-            message = f"{key}: {literal(text)}: a container with a name runs, whatever image it was made of"
-            hint = f"container_options.name={name[1] or 'NAME'}, which is another container for another image"
-            raise UserError(message, key=key, hint=hint)
+            raise setting_error(
+                f"cluster.srun_args: {literal(text)}: a container with a name runs, whatever its image",
+                hint=f"container_options.name={name[1] or 'NAME'}: another container for another image",
+            )
 
 
 def check_saving(container: Container | None, resources: Resources) -> None:
@@ -130,12 +130,12 @@ def _check_file(container: Container) -> None:
     """Refuse what needs an image that is a file, and what Apptainer does not do."""
     options, key = container.options, "container_options.runtime"
     if options.stage_to is not None and not container.is_file:
-        key = "container_options.stage_to"
-        raise _needs_file(key, f"{key}={literal(options.stage_to)}: files are copied to the nodes", container)
+        setting = f"container_options.stage_to={literal(options.stage_to)}"
+        raise _needs_file(f"{setting}: files are copied to the nodes", container)
     if options.runtime != "apptainer":
         return
     if not container.is_file:
-        raise _needs_file(key, f"{key}=apptainer: files are what it starts here", container)
+        raise _needs_file(f"{key}=apptainer: files are what it starts here", container)
     for mount in container.mounts:
         if mount.source in SOURCES_WITHOUT_PATH:
             raise setting_error(
@@ -153,13 +153,12 @@ def _check_file(container: Container) -> None:
             )
 
 
-def _needs_file(key: str, message: str, container: Container) -> UserError:
+def _needs_file(message: str, container: Container) -> UserError:
     image = container.image
-    return UserError(
+    return setting_error(
         f"{message}, and container={image} is an image of a registry",
-        key=key,
-        also=("container",),
         hint=f"launch --build, or slipway image import {shlex.quote(image)} and container= its file",
+        also=("container",),
     )
 
 

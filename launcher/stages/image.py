@@ -12,14 +12,11 @@ from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import setting_error
 from launcher.plan import Job, Payload
+from launcher.runs.paths import PACKAGE
 from launcher.stages.common import WITHOUT_GPUS, resources, stage_job
 from launcher.stages.stage import StageRun, prepare, stage_changes
 
 STAGE = "image"
-
-# The package's own directory may be a checkout that the interpreter does not know.
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-
 
 # Most characters of an image's name in that of its run; the prefix of jobs and the names of logs lengthen it.
 _LONGEST_NAME = 100
@@ -69,7 +66,8 @@ class ImageWork:
                 hint="slipway image build|import without --on-cluster, or launch --build=host",
             )
         argv = (sys.executable, "-u", "-m", "launcher.cli.app", *self.arguments)
-        payload = Payload(argv, str(run.paths.directory), python_path=(str(_PACKAGE_ROOT),))
+        # The packages' directory may be a checkout that the interpreter does not know.
+        payload = Payload(argv, str(run.paths.directory), python_path=(str(PACKAGE.parent),))
         return stage_job(run, resources(cluster, run.node, nodes=1, tasks=1), payload, engine=STAGE)
 
 

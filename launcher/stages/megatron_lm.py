@@ -121,9 +121,9 @@ def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, A
     """Refuse what no option says to Megatron-LM."""
     refuse_resume(config, training.resume)
     if training.restore_from_path is not None:
-        key = "training.restore_from_path"
-        message = f"{key}={literal(training.restore_from_path)}: engine=megatron_lm has no such option; "
-        raise UserError(f"{message}engine=megatron and engine=nemo have", key=key)
+        setting = f"training.restore_from_path={literal(training.restore_from_path)}"
+        engines = "engine=megatron_lm has no such option; engine=megatron and engine=nemo have"
+        raise setting_error(f"{setting}: {engines}")
     return written
 
 
@@ -201,7 +201,7 @@ def _parallelism(model: Node, model_type: ModelType) -> Iterator[Option]:
     yield flag("--tp-comm-overlap", model.get("ub_tp_comm_overlap"))
     if model.get("fsdp"):
         message = "training.model.fsdp=True: not with engine=megatron_lm, which has another kind of FSDP"
-        raise UserError(message, key="training.model.fsdp", hint="training.model.fsdp=False")
+        raise setting_error(message, hint="training.model.fsdp=False")
 
 
 def _precision(trainer: Node, model: Node, model_type: ModelType) -> Iterator[Option]:

@@ -97,15 +97,14 @@ def _check_order(config: RunConfig) -> None:
     for stage in stages:
         why = _STAGES[stage].alone
         if why is not None:
-            raise UserError(f"{setting}: {why}", key="stages", hint=f"by itself: stages=[{stage}]")
+            raise setting_error(f"{setting}: {why}", hint=f"by itself: stages=[{stage}]")
     if len(set(stages)) < len(stages):
-        raise UserError(f"{setting}: a stage is named twice", key="stages")
+        raise setting_error(f"{setting}: a stage is named twice")
     if config.cluster.scheduler != "slurm":
-        raise UserError(
+        raise setting_error(
             f"{setting}: cluster.scheduler={config.cluster.scheduler} has no queue in which one could wait",
-            key="stages",
-            also=("cluster.scheduler",),
             hint="one after the other: " + ", then ".join(f"stages=[{stage}]" for stage in stages),
+            also=("cluster.scheduler",),
         )
 
 

@@ -107,8 +107,7 @@ def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPath
 def _node(parent: dict[str, Any], name: str, path: str) -> dict[str, Any]:
     node = parent.setdefault(name, {})
     if not isinstance(node, dict):
-        message = f"{path}.{name}={literal(node)}: keys are needed here, not a value"
-        raise UserError(message, key=f"{path}.{name}")
+        raise setting_error(f"{path}.{name}={literal(node)}: keys are needed here, not a value")
     return node
 
 
@@ -120,18 +119,16 @@ def _chain(config: RunConfig, checkpoints: str) -> Chain:
     resilience, cluster = config.resilience, config.cluster
     setting = f"resilience.links={resilience.links}"
     if resilience.links > 1 and cluster.scheduler != "slurm":
-        raise UserError(
+        raise setting_error(
             f"{setting}: cluster.scheduler={cluster.scheduler} has no queue in which a next job could wait",
-            key="resilience.links",
-            also=("cluster.scheduler",),
             hint="resilience.links=1, and launch again to continue",
+            also=("cluster.scheduler",),
         )
     if resilience.links > 1 and cluster.sbatch.get("array") not in (None, False):
-        raise UserError(
+        raise setting_error(
             f"{setting}: the tasks of an array, cluster.sbatch.array, cannot each be a chain",
-            key="resilience.links",
-            also=("cluster.sbatch.array",),
             hint="resilience.links=1, or cluster.sbatch.array=null",
+            also=("cluster.sbatch.array",),
         )
     return Chain(
         links=resilience.links,

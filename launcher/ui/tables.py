@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import escape
+from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import State
 from launcher.ui.terminal import open_console, unescaped
 
@@ -252,9 +253,7 @@ def duration(seconds: float | None) -> str:
     """Format seconds as Slurm does, ``[D-]HH:MM:SS``."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN if seconds is None else str(seconds)
-    days, rest = divmod(int(seconds), 86400)
-    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}-{clock}" if days else clock
+    return format_time_limit(int(seconds))
 
 
 def count(number: float | None) -> str:

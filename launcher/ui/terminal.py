@@ -29,11 +29,7 @@ _INCOMPLETE_COLOUR = re.compile(r"\x1b(\[[0-9;:]{0,32})?$")
 
 def escaped(text: str) -> str:
     r"""Return text with its control characters written as escapes, such as ``\x1b``."""
-    return _ESCAPED.sub(_escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    return repr(match[0])[1:-1] if not 0xD800 <= ord(match[0]) <= 0xDBFF else f"\\u{ord(match[0]):04x}"
+    return _ESCAPED.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 class ChangedStream:
@@ -155,10 +151,7 @@ class LogWriter:
             text = self._incomplete + text
             incomplete = _INCOMPLETE_COLOUR.search(text)
             self._incomplete = incomplete[0] if incomplete else ""
-            text = _OF_LOGS.sub(_escape_unless_colour, text.removesuffix(self._incomplete))
+            text = text.removesuffix(self._incomplete)
+            text = _OF_LOGS.sub(lambda match: escaped(match[1]) if match[1] else match[0], text)
         stream.write(text)
         stream.flush()
-
-
-def _escape_unless_colour(match: re.Match[str]) -> str:
-    return match[0] if match[1] is None else repr(match[1])[1:-1]

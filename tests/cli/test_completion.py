@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import shutil
 import subprocess
@@ -15,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import _VERBS
-from launcher.cli.completion import commands
 from launcher.config.compose import compose, list_options
 from launcher.runs.index import Index
 
@@ -168,14 +168,16 @@ def test_the_candidates_need_neither_hydra_nor_pydantic() -> None:
     assert not heavy & set(done.stderr.split())
 
 
-def test_the_commands_are_those_of_the_parsers() -> None:
-    commands_by_name = {command.name: command for command in commands()}
-    assert set(_VERBS) <= set(commands_by_name)
-    assert (
-        "--config-dir" in commands_by_name["launch"].valued
-        and "--dry-run" not in commands_by_name["launch"].valued
-    )
-    assert (commands_by_name["launch"].kind, commands_by_name["logs"].kind) == ("overrides", "runs")
+_BRANCH = re.compile(r'^    "(.*)"\) options="(.*)" valued="(.*)" kind="(.*)" ;;$', re.MULTILINE)
+
+
+def test_the_commands_are_those_of_the_parsers(scripts: dict[str, Path]) -> None:
+    branches = {name: others for name, *others in _BRANCH.findall(scripts["zsh"].read_text())}
+    assert set(_VERBS) <= set(branches)
+    options, valued, kind = branches["launch"]
+    assert "--dry-run" in options.split() and "--dry-run" not in valued
+    assert "|--config-dir|" in valued
+    assert (kind, branches["logs"][2]) == ("overrides", "runs")
 
 
 def type_into(shell: Sequence[str], lines: Sequence[tuple[str, str]]) -> Iterator[str]:

@@ -94,8 +94,8 @@ def test_temp_dir_is_the_only_candidate(tmp_path: Path) -> None:
 def test_scratch_of_killed_processes_is_removed(tmp_path: Path) -> None:
     tmp_path = tmp_path / "temporary"
     (tmp_path / "slipway-other").mkdir(parents=True)
-    with scratch_directory(tmp_path) as first:
-        locked = first.path / "rootfs/locked"
+    with scratch_directory(tmp_path) as (first, _):
+        locked = first / "rootfs/locked"
         locked.mkdir(parents=True)
         outside = tmp_path / "outside"
         outside.mkdir(mode=0o750)
@@ -103,11 +103,11 @@ def test_scratch_of_killed_processes_is_removed(tmp_path: Path) -> None:
         dead = tmp_path / f"{SCRATCH_PREFIX}dead"
         dead.mkdir()
         (dead / "lock").touch()
-        with scratch_directory(tmp_path) as second:
+        with scratch_directory(tmp_path) as (second, _):
             # Scratch of a live process stays, and so do files that are no scratch.
             assert {path.name for path in tmp_path.iterdir()} == {
                 *("slipway-other", "outside"),
-                *(first.path.name, second.path.name),
+                *(first.name, second.name),
             }
         locked.chmod(0)
     assert {path.name for path in tmp_path.iterdir()} == {"slipway-other", "outside"}
@@ -115,9 +115,9 @@ def test_scratch_of_killed_processes_is_removed(tmp_path: Path) -> None:
 
 
 def test_scratch_is_kept_by_the_programs_in_it(tmp_path: Path) -> None:
-    with scratch_directory(tmp_path) as work:
-        child = subprocess.Popen(["sleep", "1000"], pass_fds=work.descriptors)
-        with (work.path / "lock").open("r+") as other, pytest.raises(BlockingIOError):
+    with scratch_directory(tmp_path) as (work, descriptors):
+        child = subprocess.Popen(["sleep", "1000"], pass_fds=descriptors)
+        with (work / "lock").open("r+") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     child.kill()
     child.wait()

@@ -151,7 +151,7 @@ def test_as_many_calls_for_forty_jobs_as_for_four(slurm: CountedSlurm, capsys: C
 
 
 def test_a_long_list_is_cut(slurm: CountedSlurm, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.slurm.job_actions._AT_ONCE", 10)
+    monkeypatch.setattr("launcher.schedulers.slurm._AT_ONCE", 10)
     assert cancel(capsys, *runs(slurm, 25))[0] == 0
     assert [len(call.split()) - 1 for call in slurm.calls("scancel")] == [10, 10, 5]
     assert slurm.queue() == set()

@@ -162,4 +162,4 @@ def slipway(runs: Runs, *arguments: str) -> int:
     for verb in (status, logs, history):
         verb.add_parser(subparsers)
     args = parser.parse_args([*arguments, "--base-results-dir", str(runs.base)])
-    return int(args.run(args))
+    return int(args.run(args) or 0)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_samples import Runs, append, end, held_out, log, start, validation
 
-from launcher.monitor import events, evidence, readers, verification
-from launcher.monitor.curves import Curves, evenly, outline, smooth
+from launcher.monitor import events, evidence, readers
+from launcher.monitor.curves import Curves, evenly, smooth
 from launcher.monitor.events import (
     End,
     Event,
@@ -26,11 +25,9 @@ from launcher.monitor.events import (
     Train,
     Validation,
     parse_event,
-    parse_step,
 )
 from launcher.monitor.evidence import PATTERNS, find_errors
 from launcher.monitor.readers import NemoReader
-from launcher.monitor.verification import median
 
 SMALL = settings(max_examples=200, deadline=None)
 STEPS = st.integers(0, 12)
@@ -127,45 +124,6 @@ def test_columns_agree_with_dictionaries(stream: list[Event]) -> None:
     assert curves.tokens_per_second == (sum(tokens for tokens, _ in timed) / seconds if seconds else None)
 
 
-NUMBERS = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.floats(), st.just("7"), st.just([])
-)
-KEYS = [*step_event(1), "path", "val_loss", "reason", "max_steps"]
-
-
-@SMALL
-@given(st.dictionaries(st.sampled_from(KEYS[1:]), NUMBERS, max_size=4), st.randoms(), st.booleans())
-def test_the_quick_parser_agrees_with_json(changes: dict[str, Any], chance: Any, shuffled: bool) -> None:
-    content = {**step_event(3), **changes}
-    names = list(content)
-    if shuffled:
-        chance.shuffle(names)
-    line = json.dumps({name: content[name] for name in names})
-    quick = parse_step(line.encode() + b"\n")
-    assert quick is None or repr(quick) == repr(parse_event(line))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        ('"step": 3', '"step": 03'),
-        ('"step": 3', '"step": 3, "step": 4'),
-        ('"loss": 2.5', '"loss": 2.'),
-        ('"loss": 2.5', '"loss": 1e'),
-        ('"loss": 2.5', '"loss": --2'),
-        ('"mfu": null', '"mfu": {"tokens": 7}'),
-        ('"mfu": null', '"mfu": null, "tokens": 7'),
-        ('"mfu": null', '"mfu": nul'),
-        ("}", "} }"),
-        ('{"kind"', '{"kind": "end", "kind"'),
-    ],
-)
-def test_lines_that_only_look_like_steps_are_left_to_json(change: tuple[str, str]) -> None:
-    line = json.dumps(step_event(3))
-    assert parse_step(line.encode()) == parse_event(line)
-    assert change[0] in line and parse_step(line.replace(*change).encode()) is None
-
-
 def test_an_event_with_an_impossible_number_is_ignored() -> None:
     for change in ({"step": 1 << 63}, {"time": "x"}, {"step": 1e300}):
         assert parse_event(json.dumps({**step_event(3), **change})) is None
@@ -230,45 +188,11 @@ def test_the_newest_events_give_the_same_progress_as_all(runs: Runs, steps: int)
 
 
 @SMALL
-@given(st.lists(st.floats(-9, 9) | st.sampled_from([0.0, 1.0]), min_size=1, max_size=300))
-def test_the_median_of_many_values_is_exact(values: list[float]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "_SORTED", 10)
-        patch.setattr(verification, "_SAMPLE", 5)
-        assert median(values) == statistics.median(values)
-
-
-@SMALL
 @given(st.lists(st.floats(-9, 9), max_size=120), st.integers(2, 50))
 def test_smoothing_at_some_points_agrees_with_smoothing_all(values: list[float], most: int) -> None:
     chosen = evenly(len(values), most)
     smoothed = smooth(values)
     assert smooth(values, at=chosen) == [smoothed[index] for index in chosen]
-
-
-@SMALL
-@given(
-    st.dictionaries(st.integers(0, 10_000), st.floats(-9, 9), min_size=1, max_size=400), st.integers(1, 20)
-)
-@example(
-    {**dict.fromkeys(range(14), 0.0), 3257: 1.0, 3258: 1.0, 4342: 0.0}, 4
-)  # the third ends after 3257.25
-def test_an_outline_has_the_extremes_of_each_column(points: dict[int, float], columns: int) -> None:
-    steps = sorted(points)
-    losses = [points[step] for step in steps]
-    chosen = outline(steps, losses, columns)
-    assert list(chosen) == sorted(set(chosen)) and len(chosen) <= 4 * columns
-    assert (chosen[0], chosen[-1]) == (0, len(steps) - 1)
-
-    def extremes(indices: Sequence[int]) -> dict[int, tuple[float, float]]:
-        column = [(columns * (steps[i] - steps[0]) // (steps[-1] - steps[0] + 1), losses[i]) for i in indices]
-        return {
-            index: (min(v for c, v in column if c == index), max(v for c, v in column if c == index))
-            for index, _ in column
-        }
-
-    if len(steps) > 4 * columns:
-        assert extremes(chosen) == extremes(range(len(steps)))
 
 
 PIECES = st.one_of(

@@ -24,7 +24,7 @@ def run(*arguments: str) -> int:
     parser = VerbParser(prog="slipway")
     verb.add_parser(parser.add_subparsers())
     args = parser.parse_args(["sandbox", *arguments])
-    return int(args.run(args))
+    return int(args.run(args) or 0)
 
 
 def test_status_without_a_sandbox_is_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

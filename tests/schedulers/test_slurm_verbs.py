@@ -21,7 +21,7 @@ from launcher.sandbox.lifecycle import Sandbox
 from launcher.schedulers.base import JobRef, JobStatus, Submission
 from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler
-from launcher.slurm import job_actions
+from launcher.schedulers.slurm import act as act_on_jobs
 from launcher.slurm.commands import Answer, Retry, SchedulerSilent
 from launcher.slurm.records import Record
 from launcher.slurm.states import Action, State
@@ -43,7 +43,7 @@ def act(
     action: Action, records: Sequence[Record], run: Callable[[Sequence[str]], Answer]
 ) -> UserError | None:
     """Act on job 7, of which the queue has the same records however often it is asked."""
-    return job_actions.act(action, ["7"], run, lambda job_ids: {"7": records}).get("7")
+    return act_on_jobs(action, ["7"], run, lambda job_ids: {"7": records}).get("7")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_save_that_no_job_got_is_refused() -> None:
 def test_save_that_none_of_several_jobs_got_is_refused_for_each() -> None:
     records = {job_id: [record("RUNNING", None, job_id, job_id)] for job_id in ("7", "8")}
     broken = Answer(1, "", "scancel: error: it broke")
-    errors = job_actions.act(Action.SAVE, ["7", "8"], lambda command: broken, lambda job_ids: records)
+    errors = act_on_jobs(Action.SAVE, ["7", "8"], lambda command: broken, lambda job_ids: records)
     assert [error.message for error in errors.values()] == [
         "job 7 was not told to save: it broke",
         "job 8 was not told to save: it broke",
