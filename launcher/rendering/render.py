@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateSyntaxError, meta, nodes
+from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 
-from launcher.errors import UserError, check_directory
+from launcher.errors import UserError, check_directory, did_you_mean
 from launcher.plan import Binding, Plan
 from launcher.rendering.quoting import RawShell, blaming_templates, template_environment
 from launcher.rendering.slurm_flags import header_lines, salloc_arguments, srun_arguments
@@ -74,7 +73,6 @@ def render(plan: Plan, template_dir: Path | None = None) -> dict[Path, str]:
         script = environment.get_template(template).render(values)
         if template_dir is not None and plan.job.stage not in _OF_STAGE:
             _check_script(script, template_dir)
-            _check_variables(template_dir)
         return {
             plan.paths.script: script,
             plan.paths.task_script: environment.get_template("task.sh.j2").render(values),
@@ -138,67 +136,39 @@ def render_template(name: str, values: Mapping[str, Any], template_dir: Path | N
         return template_environment(TEMPLATE_DIR, template_dir).get_template(name).render(values)
 
 
-# Blocks of earlier versions, and what to do instead.
-_BY_THE_SUPERVISOR = "the supervisor does this; remove the block"
-_GONE_BLOCKS = {
-    "job_id": _BY_THE_SUPERVISOR,
-    "marks": _BY_THE_SUPERVISOR,
-    "chain": _BY_THE_SUPERVISOR,
-    "turn": _BY_THE_SUPERVISOR,
-    "rendezvous": "the supervisor chooses them; others: block environment of task.sh.j2",
-    "image_record": _BY_THE_SUPERVISOR,
-    "image_digest": _BY_THE_SUPERVISOR,
-    "container_name": "container_options.name is the name; %SLIPWAY_CONTAINER% stands for it in block tasks",
-    "stage_image": "container_options.stage_to is where; %SLIPWAY_IMAGE% stands for the copy in block tasks",
-    "on_each_node": "cluster.srun_args are the arguments of every srun",
-    "vboost": "enable_vboost sets it; other commands: block environment",
-    "signals": _BY_THE_SUPERVISOR,
-    "verdict": _BY_THE_SUPERVISOR,
-    "claim": _BY_THE_SUPERVISOR,
-    "point": _BY_THE_SUPERVISOR,
-}
 _SUPERVISED = (*_TEMPLATES.values(), "sweep.sh.j2")
-# Variables of earlier versions' scripts.
-_GONE_VARIABLES = re.compile(r"\$\{?(launch_dir|job_id|marks|hosts|nodes|container_name)\b")
 
 
 def _check_blocks(template_dir: Path) -> None:
-    """Refuse blocks that the scripts do not have any more: they would be left out in silence."""
+    """Refuse blocks that the scripts do not have: they would be left out in silence."""
     environment = template_environment(TEMPLATE_DIR, None)
-    for name in _SUPERVISED:
-        path = template_dir / name
-        if not path.is_file():
-            continue
+    for path in filter(Path.is_file, (template_dir / name for name in _SUPERVISED)):
         try:
-            text = path.read_text(encoding="utf-8")
-            blocks = {block.name: block.lineno for block in environment.parse(text).find_all(nodes.Block)}
+            tree = environment.parse(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, TemplateSyntaxError):
             continue  # rendering it says so
-        for block in sorted(blocks.keys() & _GONE_BLOCKS.keys(), key=blocks.__getitem__):
-            raise UserError(
-                f"{path}:{blocks[block]}: the script has no block {block} any more",
-                hint=f"{_GONE_BLOCKS[block]} (docs/scripts.md)",
-            )
+        if tree.find(nodes.Extends) is None:
+            continue
+        valid = _blocks(environment, path.name)
+        for block in tree.iter_child_nodes():
+            if isinstance(block, nodes.Block) and block.name not in valid:
+                hint = did_you_mean(block.name, valid)
+                raise UserError(f"{path}:{block.lineno}: the script has no block {block.name}", hint=hint)
+
+
+def _blocks(environment: Environment, name: str) -> set[str]:
+    """Return the names of the blocks of a template of ours, and of those that it extends."""
+    tree = environment.parse((TEMPLATE_DIR / name).read_text(encoding="utf-8"))
+    extended = [str(extends.template.as_const()) for extends in tree.find_all(nodes.Extends)]
+    own = {block.name for block in tree.find_all(nodes.Block)}
+    return own.union(*(_blocks(environment, name) for name in extended))
 
 
 def _check_script(script: str, template_dir: Path) -> None:
-    """Refuse a script of a user's template which is that of an earlier version."""
+    """Refuse a script of a user's template that starts no supervisor: nothing would keep its job."""
     if "supervisor.pyz" not in script:
-        hint = "docs/scripts.md has the blocks of this version"
+        hint = "docs/scripts.md has the blocks that a template may replace"
         raise UserError(f"{template_dir}: this script does not start supervisor.pyz", hint=hint)
-
-
-def _check_variables(template_dir: Path) -> None:
-    """Refuse variables that the script does not have any more, unless the templates set them themselves."""
-    texts = {name: text for name, text in user_templates(template_dir).items() if name in _SUPERVISED}
-    for name, text in texts.items():
-        for gone in _GONE_VARIABLES.findall(text):
-            if any(re.search(rf"\b{gone}=|\bread .*\b{gone}\b", other) for other in texts.values()):
-                continue
-            hint = "docs/scripts.md has the blocks of this version"
-            if gone == "launch_dir":
-                hint = "$SLIPWAY_DIR is the launch directory"
-            raise UserError(f"{template_dir / name}: the script has no variable {gone} any more", hint=hint)
 
 
 def _check_templates(template_dir: Path) -> None:
