@@ -75,9 +75,8 @@ def load(cls: type[T], node: Any, where: str) -> T:
     valid = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
     for key in node:
         if key not in valid:
-            raise UserError(
-                f"{where}.{key}: there is no such key; valid are {', '.join(valid)}{suggest(str(key), valid)}"
-            )
+            near = suggest(str(key), valid) or f"; valid are {', '.join(valid)}"
+            raise UserError(f"{where}.{key}: there is no such key{near}")
     for name, item in valid.items():
         if node.get(name) is not None:
             values[name] = _value(hints[name], node[name], f"{where}.{name}")

@@ -25,7 +25,8 @@ def preparation(**changes: Any) -> sections.DataPreparation:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": 2}, "data_preparation.task: there is no such key; valid are .*; did you mean 'tasks'?"),
+        ({"task": 2}, "data_preparation.task: there is no such key; did you mean 'tasks'?"),
+        ({"zzz": 2}, "data_preparation.zzz: there is no such key; valid are inputs, .*, seed"),
         ({"output_prefix": None}, "data_preparation.output_prefix is missing: it has no default"),
         ({"tasks": 0}, "tasks=0: expected a whole number, 1 or more"),
         ({"tasks": True}, "tasks=True: expected a whole number"),

@@ -461,8 +461,7 @@ def test_mistakes_name_the_key_and_leave_nothing(evaluate: Evaluator, tmp_path: 
         return output.stderr
 
     unknown = mistake({"perplexity": {"batch": 1}})
-    assert "evaluation.perplexity.batch: there is no such key; valid are enabled, batches," in unknown
-    assert "did you mean 'batches'?" in unknown
+    assert "evaluation.perplexity.batch: there is no such key; did you mean 'batches'?" in unknown
     assert "evaluation.step=5: the complete checkpoints in" in mistake(
         {"step": 5, "perplexity": {"layout": {"tensor": 1}}}
     )
