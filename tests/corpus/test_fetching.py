@@ -504,7 +504,11 @@ rm filler
         # It cannot fit, and is not begun.
         (1000, 1, "1,500,000 bytes are still to come, "),
         # Each would fit, the two together do not: the disk is full while both are received.
-        (0, 2, r"is full: [\d,]+ bytes are free\. What was received is kept: make space and run it again"),
+        (
+            0,
+            2,
+            r"is full: ([\d,]+ bytes are still to come, )?[\d,]+ bytes are free\. What was received is kept: make space and run it again",
+        ),
     ],
 )
 def test_a_full_disk_is_named_and_nothing_is_lost(
@@ -527,10 +531,9 @@ def test_a_full_disk_is_named_and_nothing_is_lost(
     assert "Traceback" not in done.stderr
     lines = done.stdout.splitlines()
     assert "exit 1" in lines
-    # One of two may be whole before the disk is full.
-    kept = [line for line in lines if line.startswith("kept ")]
-    assert len(kept) == (2 if files == 2 else 0)
-    assert ("kept .part" in kept) == (files == 2)
+    # One of two may be whole, or nearly so, before the other one is looked at.
+    kept = sum(line.startswith("kept ") for line in lines)
+    assert kept in ((1, 2) if files == 2 else (0,))
     if files == 1:
         assert server.requests["/a"] == 2
         assert lines[-1] == SHA256

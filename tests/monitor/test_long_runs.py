@@ -25,6 +25,7 @@ from launcher.monitor.events import (
     Train,
     Validation,
     parse_event,
+    parse_step,
 )
 from launcher.monitor.evidence import PATTERNS, find_errors
 from launcher.monitor.readers import NemoReader
@@ -122,6 +123,45 @@ def test_columns_agree_with_dictionaries(stream: list[Event]) -> None:
     timed = [(tokens, speed) for tokens, speed in plain.spans if speed]
     seconds = sum(tokens / speed for tokens, speed in timed)
     assert curves.tokens_per_second == (sum(tokens for tokens, _ in timed) / seconds if seconds else None)
+
+
+NUMBERS = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.floats(), st.just("7"), st.just([])
+)
+KEYS = [*step_event(1), "path", "val_loss", "reason", "max_steps"]
+
+
+@SMALL
+@given(st.dictionaries(st.sampled_from(KEYS[1:]), NUMBERS, max_size=4), st.randoms(), st.booleans())
+def test_the_quick_parser_agrees_with_json(changes: dict[str, Any], chance: Any, shuffled: bool) -> None:
+    content = {**step_event(3), **changes}
+    names = list(content)
+    if shuffled:
+        chance.shuffle(names)
+    line = json.dumps({name: content[name] for name in names})
+    quick = parse_step(line.encode() + b"\n")
+    assert quick is None or repr(quick) == repr(parse_event(line))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"step": 3', '"step": 03'),
+        ('"step": 3', '"step": 3, "step": 4'),
+        ('"loss": 2.5', '"loss": 2.'),
+        ('"loss": 2.5', '"loss": 1e'),
+        ('"loss": 2.5', '"loss": --2'),
+        ('"mfu": null', '"mfu": {"tokens": 7}'),
+        ('"mfu": null', '"mfu": null, "tokens": 7'),
+        ('"mfu": null', '"mfu": nul'),
+        ("}", "} }"),
+        ('{"kind"', '{"kind": "end", "kind"'),
+    ],
+)
+def test_lines_that_only_look_like_steps_are_left_to_json(change: tuple[str, str]) -> None:
+    line = json.dumps(step_event(3))
+    assert parse_step(line.encode()) == parse_event(line)
+    assert change[0] in line and parse_step(line.replace(*change).encode()) is None
 
 
 def test_an_event_with_an_impossible_number_is_ignored() -> None:
