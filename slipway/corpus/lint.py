@@ -221,7 +221,7 @@ def _is_source(file: Path) -> bool:
     except UnknownFormatError:
         return False
     except (UserError, OSError):
-        pass  # which the report says
+        pass  # linting the file names the defect
     return True
 
 
