@@ -260,7 +260,7 @@ def hold_steps(control: str) -> None:
     from slipway.trainer import signals
     from slipway.trainer.loop import run
 
-    original_step, original_install = run._step, signals.StopSignals.install
+    original_step, original_install = run.Loop.step, signals.StopSignals.install
     handlers: list[signals.StopSignals] = []
 
     def install(self: signals.StopSignals) -> None:
@@ -274,7 +274,8 @@ def hold_steps(control: str) -> None:
         except (OSError, ValueError):
             return None
 
-    def hold_before_step(session: Any, *arguments: Any) -> Any:
+    def hold_before_step(loop: run.Loop) -> list[bool]:
+        session = loop.session
         time.sleep(read("pace") or 0)
         is_known = not session.rank_context.is_main
         while (after := read("hold")) is not None and session.progress.step >= after:
@@ -285,10 +286,10 @@ def hold_steps(control: str) -> None:
             if any(handler.requested() for handler in handlers) and read("deaf") is None:
                 break
             time.sleep(0.05)
-        return original_step(session, *arguments)
+        return original_step(loop)
 
     signals.StopSignals.install = install  # type: ignore[method-assign]
-    run._step = hold_before_step  # type: ignore[assignment]
+    run.Loop.step = hold_before_step  # type: ignore[method-assign, assignment]
 
 
 def _kill_before(number: int) -> None:

@@ -9,7 +9,6 @@ checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -27,12 +26,10 @@ from slipway.trainer.config.load import flatten, load_config
 from slipway.trainer.config.settings import read_settings
 from slipway.trainer.distributed import broadcast_from_rank0, make_rank_context, process_group
 from slipway.trainer.logs import LOGGER
-from slipway.trainer.loop import run
 from slipway.trainer.loop.session import Session, _choose, open_session
-from slipway.trainer.report.phases import PhaseTimer
-from slipway.trainer.report.progress import StepClock
 from slipway.trainer.world import World
 from tests.trainer.damages import damage
+from tests.trainer.looping import loop_of
 
 STEPS = 2
 
@@ -68,11 +65,12 @@ def continue_training(session: Session) -> dict[str, Any]:
     session.progress = state.restore(
         choice, session.model, session.optimizer.inner, session.rank_context, session.settings.seed
     )
-    start, clock = session.progress.step, StepClock()
-    with contextlib.closing(run._feed(session)) as feed:
-        phases = PhaseTimer(session.rank_context.device, start)
-        losses = [run._step(session, phases, feed, clock, list)[0] for _ in range(STEPS)]
-    return {"name": choice.checkpoint.path.name, "step": start, "losses": [loss.hex() for loss in losses]}
+    start, losses = session.progress.step, list[str]()
+    with loop_of(session) as loop:
+        for _ in range(STEPS):
+            loop.step()
+            losses.append(loop.loss.hex())
+    return {"name": choice.checkpoint.path.name, "step": start, "losses": losses}
 
 
 def main(arguments: list[str]) -> int:

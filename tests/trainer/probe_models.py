@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -106,10 +105,8 @@ def waits_in_a_step(settings: Settings, rank_context: Any) -> list[int]:
     import torch.distributed as dist
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from slipway.trainer.loop.run import _feed, _step
     from slipway.trainer.loop.session import open_session
-    from slipway.trainer.report.phases import PhaseTimer
-    from slipway.trainer.report.progress import StepClock
+    from tests.trainer.looping import loop_of
 
     class Counting(TorchDispatchMode):
         read = 0
@@ -126,14 +123,13 @@ def waits_in_a_step(settings: Settings, rank_context: Any) -> list[int]:
         collectives.extend([tensor] * (group is None))
         return reduce(tensor, *arguments, group=group, **options)
 
-    with contextlib.closing(_feed(session)) as feed:
-        clock, phases = StepClock(), PhaseTimer(rank_context.device)
+    with loop_of(session) as loop:
         # The third step is the first one that reports phases.
         for _ in range(2):
-            _step(session, phases, feed, clock, lambda: [False])
+            loop.step()
         dist.all_reduce = count_collectives
         with Counting() as counting:
-            _step(session, phases, feed, clock, lambda: [False])
+            loop.step()
         dist.all_reduce = reduce
     return [counting.read, len(collectives)]
 
@@ -141,17 +137,15 @@ def waits_in_a_step(settings: Settings, rank_context: Any) -> list[int]:
 def overflowing_gradient(settings: Settings, rank_context: Any) -> str:
     """Return the error of a step whose loss is finite and whose gradient is not."""
     from slipway.trainer.errors import DivergedError
-    from slipway.trainer.loop.run import _feed, _step
     from slipway.trainer.loop.session import open_session
-    from slipway.trainer.report.phases import PhaseTimer
-    from slipway.trainer.report.progress import StepClock
+    from tests.trainer.looping import loop_of
 
     session = open_session(settings, rank_context)
     weight = session.model.chunks[0].module.decoder.final_layernorm.weight
     weight.register_hook(lambda gradient: gradient * float("inf"))
     try:
-        with contextlib.closing(_feed(session)) as feed:
-            _step(session, PhaseTimer(rank_context.device), feed, StepClock(), list)
+        with loop_of(session) as loop:
+            loop.step()
     except DivergedError as error:
         return str(error)
     return ""

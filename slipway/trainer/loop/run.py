@@ -6,8 +6,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -38,15 +37,6 @@ from slipway.trainer.report.phases import (
 )
 from slipway.trainer.report.progress import StepClock
 from slipway.trainer.report.reporter import Step
-
-
-@dataclass(frozen=True)
-class _Last:
-    """The reason for the end, the last training loss, and the validation loss if it was just computed."""
-
-    reason: str
-    loss: float
-    validated: float | None = None
 
 
 def train(session: Session, stopping: Stopping, stop_after: int | None, lock: Lock | None) -> str:
@@ -82,27 +72,15 @@ def train(session: Session, stopping: Stopping, stop_after: int | None, lock: Lo
     report_heldout(session)
     if session.settings.gc_interval:
         gc.disable()
-    saver = Saver(session, lock)
-    phases = PhaseTimer(session.rank_context.device, progress.step)
-    _time_reductions(session.model, phases)
+    loop = Loop(session, stopping, Saver(session, lock))
+    _time_reductions(session.model, loop.phases)
     stopping.begin()
-    with _settled_if_diverged(saver):
-        profiler = Profiler(session.settings, session.rank_context, phases)
-        with contextlib.closing(_feed(session)) as feed:
-            last = _steps(session, phases, profiler, saver, stopping, feed, stop_after)
-        # Not after a failure: a profiler that stops waits for the device, which may wait for a failed rank.
-        profiler.close()
-        validated = last.validated
-        if validated is None and session.heldout is not None and stopping.agreed() is None:
-            with phases.phase(VALIDATION), session.model.gathered():
-                validated = _validate(session, stopping)
-    with phases.phase(SAVE):
-        saver.end(last.loss, validated)
-    phases.end()
-    steps, seconds = phases.take()
+    reason = loop.run(stop_after)
+    loop.phases.end()
+    steps, seconds = loop.phases.take()
     reporter.ranks(progress.step, steps, gather([*seconds, *memory_usage(session.rank_context.device)]))
-    reporter.end(progress.step, last.reason, is_stopped=last.reason in REASONS)
-    return last.reason
+    reporter.end(progress.step, reason, is_stopped=reason in REASONS)
+    return reason
 
 
 def _time_reductions(model: Model, phases: PhaseTimer) -> None:
@@ -113,99 +91,151 @@ def _time_reductions(model: Model, phases: PhaseTimer) -> None:
             chunk.start_param_sync = phases.timed(REDUCTION, chunk.start_param_sync)
 
 
-def _steps(
-    session: Session,
-    phases: PhaseTimer,
-    profiler: Profiler,
-    saver: Saver,
-    stopping: Stopping,
-    feed: Prefetcher[MicroBatch],
-    stop_after: int | None,
-) -> _Last:
-    settings, progress = session.settings, session.progress
-    device, is_first = session.rank_context.device, True
-    clock = StepClock(partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
-    while True:
-        profiler.begin_step(progress.step)
-        with session.model.ungathered() if is_first else contextlib.nullcontext():
-            loss, flags = _step(session, phases, feed, clock, lambda: [saver.is_writing(), *stopping.flags()])
-        if profiler.is_last(progress.step - 1):
-            with clock.paused():
-                profiler.end_step(progress.step - 1)
-        if is_first:
-            shorten_timeouts(settings.timeouts)
-            is_first = False
-        validated = None
-        is_validated = session.heldout is not None and progress.step % settings.val_interval == 0
+class Loop:
+    """The steps of a training, and the validations and saves between them.
+
+    All ranks validate, save and stop after the same step. What one rank alone knows (a signal reached it, its
+    time is over, its part of a checkpoint is written) are its flags. A step reduces them over all ranks
+    together with the loss, before the optimizer: they cost no collective, and come a step late. So
+    `Stopping.agree` takes over the flags of the step just taken, and `Stopping.known` says what they amount
+    to without waiting. Validations and saves wait for all ranks anyway: after one, `Stopping.agreed` asks the
+    ranks anew, so that what came meanwhile is answered at once, and the save just made is the last one.
+
+    Parameters
+    ----------
+    session
+        What is trained.
+    stopping
+        The requests to stop.
+    saver
+        What writes the checkpoints.
+    """
+
+    def __init__(self, session: Session, stopping: Stopping, saver: Saver) -> None:
+        self.phases = PhaseTimer(session.rank_context.device, session.progress.step)
+        self.session, self._settings, self._progress = session, session.settings, session.progress
+        self._stopping, self._saver = stopping, saver
+        self._profiler = Profiler(session.settings, session.rank_context, self.phases)
+        device = session.rank_context.device
+        is_cuda = device.type == "cuda"
+        self._clock = StepClock(partial(torch.cuda.synchronize, device) if is_cuda else None)
+        self.feed = Prefetcher(_batches(session), DEPTH_ON_CUDA if is_cuda else DEPTH_ON_CPU, device)
+        # The training loss of the newest step, and the validation loss after it if that was computed.
+        self.loss = math.nan
+        self._validated: float | None = None
+
+    def run(self, stop_after: int | None) -> str:
+        """Take all steps, validate and save at the end; return why the training ended, as `train` does."""
+        try:
+            with contextlib.closing(self.feed):
+                with self.session.model.ungathered():
+                    flags = self.step()
+                shorten_timeouts(self._settings.timeouts)
+                while not (reason := self._finish_step(flags, stop_after)):
+                    flags = self.step()
+            # Not after a failure: a profiler that stops waits for the device, perhaps for a failed rank.
+            self._profiler.close()
+            heldout = self.session.heldout
+            if self._validated is None and heldout is not None and self._stopping.agreed() is None:
+                self._validate()
+        except DivergedError:
+            # All ranks diverge at once: the checkpoint of an earlier step that is being written is completed.
+            self._saver.settle()
+            raise
+        with self.phases.phase(SAVE):
+            self._saver.end(self.loss, self._validated)
+        return reason
+
+    def step(self) -> list[bool]:
+        """Take a step; return for each flag whether any rank had it set before the optimizer.
+
+        The flags are whether a checkpoint is being written, and :meth:`Stopping.flags`.
+
+        Raises
+        ------
+        DivergedError
+            If the loss or the norm of the gradient is not finite.
+        """
+        session, progress, phases = self.session, self._progress, self.phases
+        self._profiler.begin_step(progress.step)
+        waited = self.feed.waited
+        epoch = session.order.epoch(progress.consumed_samples)
+        batch = self._settings.batch_after(progress.consumed_samples)
+        micro_batches = batch // (self._settings.micro_batch * session.rank_context.layout.data)
+        batches = phases.items(DATA, self.feed.step())
+        with phases.phase(FORWARD_BACKWARD):
+            local_loss = train_losses(self._settings, session.model, batches, micro_batches)
+        timed, phase_seconds = (
+            phases.take() if session.reporter.is_logged(progress.step + 1) else (range(0), [])
+        )
+        values = [*phase_seconds, *memory_usage(session.rank_context.device)] if timed else []
+        with phases.phase(REDUCTION):
+            flags = [self._saver.is_writing(), *self._stopping.flags()]
+            reduction = StepReduction(local_loss, flags, values)
+        lr = session.schedule(progress.step)
+        with phases.phase(OPTIMIZER):
+            grad_norm = session.optimizer.step(lr)
+        # Read behind the optimizer, which waits for the device in any case. The weights are spoiled by now if
+        # one of the two is not finite, and nothing is saved of them.
+        self.loss, agreed = reduction.read()
+        _check_finite("training loss", self.loss, progress.step)
+        _check_finite("gradient norm", grad_norm, progress.step)
+        session.optimizer.zero_grad()
+        phases.end_step()
+        progress.step += 1
+        progress.consumed_samples += batch
+        seconds = self._clock.lap()
+        waiting = (self.feed.waited - waited) / seconds
+        session.reporter.step(progress, Step(self.loss, lr, grad_norm, seconds, waiting, epoch, batch))
+        if timed:
+            session.reporter.ranks(progress.step, timed, reduction.read_values())
+        return agreed
+
+    def _finish_step(self, flags: list[bool], stop_after: int | None) -> str | None:
+        """Do what is due after a step that returned `flags`; return why the training ends here, or None."""
+        settings, step = self._settings, self._progress.step
+        if self._profiler.is_last(step - 1):
+            with self._clock.paused():
+                self._profiler.end_step(step - 1)
+        self._validated = None
+        is_validated = self.session.heldout is not None and step % settings.val_interval == 0
         if is_validated:
-            with clock.paused(), phases.phase(VALIDATION), session.model.gathered():
-                validated = _validate(session, stopping)
-        if settings.gc_interval and progress.step % settings.gc_interval == 0:
+            with self._clock.paused():
+                self._validate()
+        if settings.gc_interval and step % settings.gc_interval == 0:
             gc.collect()
-        if progress.step >= settings.max_steps:
-            return _Last("max_steps", loss, validated)
-        if stop_after is not None and progress.step >= stop_after:
-            return _Last("stop_after", loss, validated)
+        if step >= settings.max_steps:
+            return "max_steps"
+        if stop_after is not None and step >= stop_after:
+            return "stop_after"
         is_writing, *asked = flags
-        stopping.agree(asked)
-        saves = saver.is_due() or (saver.is_pending and not is_writing)
-        if saves:
-            with clock.paused(), phases.phase(SAVE):
-                saver.step(loss, validated)
-        # After a save that was due: what comes meanwhile is then answered at once, and one save is enough.
-        if reason := stopping.agreed() if saves or is_validated else stopping.known:
-            return _Last(reason, loss, validated)
+        self._stopping.agree(asked)
+        is_saving = self._saver.is_due() or (self._saver.is_pending and not is_writing)
+        if is_saving:
+            with self._clock.paused(), self.phases.phase(SAVE):
+                self._saver.step(self.loss, self._validated)
+        return self._stopping.agreed() if is_saving or is_validated else self._stopping.known
 
+    def _validate(self) -> None:
+        """Compute the loss on the held-out batches, unless a request to stop comes on the way."""
+        session, began, step = self.session, time.perf_counter(), self._progress.step
+        assert session.heldout is not None
 
-@contextlib.contextmanager
-def _settled_if_diverged(saver: Saver) -> Iterator[None]:
-    """Complete the checkpoint of an earlier step, if one is being written; all ranks diverge at once."""
-    try:
-        yield
-    except DivergedError:
-        saver.settle()
-        raise
+        def is_stopped() -> bool:
+            if reason := self._stopping.agreed():
+                LOGGER.warning("step %d | validation is abandoned: %s", step, reason)
+            return bool(reason)
 
-
-def _step(
-    session: Session,
-    phases: PhaseTimer,
-    feed: Prefetcher[MicroBatch],
-    clock: StepClock,
-    flags: Callable[[], Sequence[bool]],
-) -> tuple[float, list[bool]]:
-    """Take a step; return its loss, and for each flag whether any rank had it set before the optimizer."""
-    settings, progress = session.settings, session.progress
-    waited = feed.waited
-    epoch = session.order.epoch(progress.consumed_samples)
-    batch = settings.batch_after(progress.consumed_samples)
-    micro_batches = batch // (settings.micro_batch * session.rank_context.layout.data)
-    batches = phases.items(DATA, feed.step())
-    with phases.phase(FORWARD_BACKWARD):
-        local_loss = train_losses(settings, session.model, batches, micro_batches)
-    timed, phase_seconds = phases.take() if session.reporter.is_logged(progress.step + 1) else (range(0), [])
-    values = [*phase_seconds, *memory_usage(session.rank_context.device)] if timed else []
-    with phases.phase(REDUCTION):
-        reduction = StepReduction(local_loss, flags(), values)
-    lr = session.schedule(progress.step)
-    with phases.phase(OPTIMIZER):
-        grad_norm = session.optimizer.step(lr)
-    # Read behind the optimizer, which waits for the device in any case. The weights are spoiled by now if one
-    # of the two is not finite, and nothing is saved of them.
-    loss, agreed = reduction.read()
-    _check_finite("training loss", loss, progress.step)
-    _check_finite("gradient norm", grad_norm, progress.step)
-    session.optimizer.zero_grad()
-    phases.end_step()
-    progress.step += 1
-    progress.consumed_samples += batch
-    seconds = clock.lap()
-    session.reporter.step(
-        progress, Step(loss, lr, grad_norm, seconds, (feed.waited - waited) / seconds, epoch, batch)
-    )
-    if timed:
-        session.reporter.ranks(progress.step, timed, reduction.read_values())
-    return loss, agreed
+        with self.phases.phase(VALIDATION), session.model.gathered():
+            result = evaluate(
+                self._settings, session.rank_context, session.model, session.heldout, is_stopped
+            )
+            if result is None:
+                return
+            if not math.isfinite(result.mean):
+                raise DivergedError(f"the validation loss after step {step} is {result.mean}: stopping")
+            session.reporter.validation(step, result.mean, time.perf_counter() - began)
+            self._validated = result.mean
 
 
 def _check_finite(name: str, value: float, step: int) -> None:
@@ -214,11 +244,6 @@ def _check_finite(name: str, value: float, step: int) -> None:
             f"the {name} of step {step + 1} is {value}: stopping without a checkpoint; "
             "a lower model.optim.lr or a longer model.optim.sched.warmup_steps may help"
         )
-
-
-def _feed(session: Session) -> Prefetcher[MicroBatch]:
-    device = session.rank_context.device
-    return Prefetcher(_batches(session), DEPTH_ON_CUDA if device.type == "cuda" else DEPTH_ON_CPU, device)
 
 
 def _batches(session: Session) -> Iterator[Iterator[MicroBatch]]:
@@ -235,22 +260,3 @@ def _batches(session: Session) -> Iterator[Iterator[MicroBatch]]:
             session.training, [session.order.window(sample) for sample in share], share
         )
         consumed += batch
-
-
-def _validate(session: Session, stopping: Stopping) -> float | None:
-    """Return the loss on the held-out batches; None if this is stopped on the way."""
-    assert session.heldout is not None
-    began, step = time.perf_counter(), session.progress.step
-
-    def is_stopped() -> bool:
-        if reason := stopping.agreed():
-            LOGGER.warning("step %d | validation is abandoned: %s", step, reason)
-        return bool(reason)
-
-    result = evaluate(session.settings, session.rank_context, session.model, session.heldout, is_stopped)
-    if result is None:
-        return None
-    if not math.isfinite(result.mean):
-        raise DivergedError(f"the validation loss after step {step} is {result.mean}: stopping")
-    session.reporter.validation(step, result.mean, time.perf_counter() - began)
-    return result.mean
