@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import importlib.metadata
 import json
 import re
 import sys
@@ -94,6 +95,16 @@ def test_the_wheel_runs_its_own_packages(installed: Installed, tmp_path: Path) -
 def test_the_wheel_owns_two_names_alone(wheel: Path) -> None:
     """`supervisor` is supervisord's and `trainer` Coqui's: of two such wheels one overwrites the other."""
     assert {name.partition("/")[0] for name in contents(wheel)} == {"launcher", "slipway"}
+
+
+def test_supervisord_works_beside_the_wheel(installed: Installed, wheel: Path, tmp_path: Path) -> None:
+    theirs = {str(path) for path in importlib.metadata.files("supervisor") or ()}
+    assert any(path.startswith("supervisor/") for path in theirs)
+    assert not theirs & contents(wheel).keys()
+    version = importlib.metadata.version("supervisor")
+    run_it = ["python", "-m", "supervisor.supervisord", "--version"]
+    assert installed.run(*run_it, cwd=tmp_path).strip() == version
+    assert installed.run("slipway", "list", "training", cwd=tmp_path)
 
 
 def test_the_watch_sees_what_is_opened(repository: Path, installed: Installed, tmp_path: Path) -> None:
