@@ -12,7 +12,7 @@ FAULTS ?= 300
 # Where it is set, as in images of containers, each worker would translate the assertions of all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo setup test test-fast pytest test-slurm nemo-test gpu-test data-torture lint bench soak docs wheel golden clean
+.PHONY: help demo setup test test-fast pytest test-slurm nemo-test gpu-test data-torture lint bench soak docs wheel release golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make soak    FAULTS=300 faults in real chains, and whether all held; interrupted, it goes on'
 	@echo 'make docs    the documentation, into site/'
 	@echo 'make wheel   the wheel, into dist/'
+	@echo 'make release tag this commit, with wheel, SBOM and checksums in dist/VERSION; uploads nothing'
 	@echo 'make golden  write the golden scripts anew, for review as a diff'
 	@echo 'make clean   remove what the above made; results/ stays'
 
@@ -103,6 +104,9 @@ docs: .venv/test.done
 
 wheel: .venv/test.done
 	$(BIN)/python -m build --no-isolation
+
+release: .venv/test.done
+	@scripts/release.sh
 
 golden: .venv/test.done
 	$(BIN)/pytest tests/rendering/test_golden.py --write-golden
