@@ -18,9 +18,12 @@ trap 'rm -rf "$work"' EXIT
 git archive --prefix=source/ HEAD | tar -x -C "$work"
 (cd "$work/source" && "$OLDPWD/.venv/bin/python" -m build --no-isolation --outdir "$work/out")
 python=$work/venv/bin/python
-.venv/bin/python -m venv --without-pip "$work/venv"
-.venv/bin/python -m pip --python "$python" install --quiet --disable-pip-version-check "$work"/out/*.whl
-.venv/bin/cyclonedx-py environment --output-reproducible --output-file "$work/out/slipway-$version.cdx.json" "$python"
+pip() { .venv/bin/python -m pip --python "$work/$1/bin/python" install --quiet --disable-pip-version-check "${@:2}"; }
+for name in venv tool; do .venv/bin/python -m venv --without-pip "$work/$name"; done
+pip venv "$work"/out/*.whl
+# In an environment of its own, as the SBOM is of the wheel alone.
+pip tool 'cyclonedx-bom>=7.2,<8'
+"$work/tool/bin/cyclonedx-py" environment --output-reproducible --output-file "$work/out/slipway-$version.cdx.json" "$python"
 (cd "$work/out" && sha256sum -- * >SHA256SUMS)
 mkdir -p dist
 mv "$work/out" "$out"
