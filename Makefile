@@ -49,10 +49,10 @@ test: .venv/test.done
 	$(MAKE) --no-print-directory --jobs=2 lint pytest
 
 pytest: .venv/test.done
-	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
+	$(BIN)/pytest --warm --ignore=tests/nemo -n $(WORKERS)
 
 test-fast: .venv/test.done
-	$(BIN)/pytest --ignore=tests/nemo -n 2 -m 'not slow'
+	$(BIN)/pytest --warm --ignore=tests/nemo -n 2 -m 'not slow'
 
 test-slurm: .venv/test.done
 	@scripts/system-packages.sh debootstrap:debootstrap git:git ip:iproute2

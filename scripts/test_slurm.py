@@ -171,7 +171,7 @@ class Runner:
         # A report of earlier tests must not pass for one of these.
         junit = ROOTS / result.suite / "slipway" / _JUNIT
         junit.unlink(missing_ok=True)
-        command = [".venv/bin/pytest", "-m", "slurm", "-v", "-n", str(self.options.workers)]
+        command = [".venv/bin/pytest", "--warm", "-m", "slurm", "-v", "-n", str(self.options.workers)]
         command += ["--ignore=tests/pyxis", "--ignore=tests/nemo", f"--accounting={result.accounting}"]
         # The older family of reports names the file of each test.
         command += [f"--junitxml={_JUNIT}", "-o", "junit_family=xunit1", *self.options.pytest]

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-
-from tests.shipped_files import compose_shipped_files_once
 
 pytest_plugins = ["tests.zygotes", "tests.forked_slipway", "tests.sandbox.fixtures", "tests.warm"]
 
@@ -37,33 +31,6 @@ for number in signal.valid_signals() - _OF_PYTHON:
 
 # Where this is set, as in images of containers, each start of `slipway` would compile the launcher anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-
-_MEMORY = Path("/dev/shm")
-_ROOM = 6 << 30  # bytes: three times what all tests write
-# The memory that a container of this process may have; absent outside of one.
-_LIMIT = Path("/sys/fs/cgroup/memory.max")
-
-
-def _has_room(place: Path) -> bool:
-    """Return True if there is memory for what the tests write, and a file system there executes programs."""
-    try:
-        state = os.statvfs(place)
-    except OSError:
-        return False
-    rooms = [state.f_bavail * state.f_frsize, psutil.virtual_memory().available]
-    with suppress(OSError, ValueError):  # it may be "max"
-        rooms.append(int(_LIMIT.read_text()))
-    return min(rooms) > _ROOM and not state.f_flag & os.ST_NOEXEC
-
-
-# The tests make 180,000 files: in memory each takes half of the CPU time. `TMPDIR=/tmp` keeps them on disk.
-if "TMPDIR" not in os.environ and _has_room(_MEMORY):
-    os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
-
-compose_shipped_files_once()
-# Imported and collected objects stay: looking for garbage among them takes a quarter of the time.
-gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -134,13 +101,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _is_slow(item):
             item.add_marker("slow")
-
-
-def pytest_collection_finish() -> None:
-    """Have the garbage collector leave the collected tests alone, and look less often: each saves a tenth."""
-    gc.freeze()
-    gc.enable()
-    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,4 @@
-"""`slipway` as forks of a process that has imported it, for the tests that run it hundreds of times.
+"""`slipway` for tests that run it hundreds of times: with ``--warm`` forks of a process that has imported it.
 
 Importing takes most of a short command. From there on a fork is the command: `launcher.main.main` with the
 arguments, the environment, the directory and the files of its caller, in a process of its own. Starting the
@@ -34,6 +34,18 @@ def run_forked(
 ) -> subprocess.CompletedProcess[str]:
     """Run `slipway` with these words, as ``subprocess.run([SLIPWAY, *words], text=True, ...)`` would."""
     arguments = [str(word) for word in words]
+    if not zygotes.is_warm():
+        return subprocess.run(
+            [SLIPWAY, *arguments],
+            cwd=cwd,
+            env=env,
+            timeout=timeout,
+            user=user,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     order = {"arguments": [__name__, *arguments], "environment": env, "directory": str(cwd), "user": user}
     with (
         Path(os.devnull).open() as nothing,
@@ -57,6 +69,8 @@ def run_forked(
 
 def forked_command() -> list[str]:
     """Return a command that is `slipway`, forked, where its files are not closed."""
+    if not zygotes.is_warm():
+        return [str(SLIPWAY)]
     client = ["client", str(zygotes.launchers()), "-m", __name__]
     return [sys.executable, "-ISE", zygote.__file__, *client]
 

@@ -1,4 +1,4 @@
-"""Processes that start to train at once: forked from one that has imported torch and megatron-core before.
+"""Processes that train: with ``--warm`` forked from one that has imported torch and megatron-core before.
 
 Importing them takes most of a launch of a very small model. From there on a fork is the launch: the same
 entry with the same arguments and environment, and nothing made or joined before it.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -44,11 +46,43 @@ class WarmProcess:
             os.kill(self.pid, number)
 
 
-class WarmPool:
-    """The process that forks."""
+class ColdProcess:
+    """One started process."""
 
-    def __init__(self, socket: Path) -> None:
-        self._socket, self._journal = socket, socket.with_suffix(".jsonl")
+    def __init__(self, order: dict[str, Any], files: tuple[int, int, int]) -> None:
+        module, *arguments = order["arguments"]
+        self._process = subprocess.Popen(
+            [*_starting(module), *arguments],
+            env={**order["environment"], "PYTHONPATH": str(REPOSITORY)},
+            cwd=order["directory"],
+            stdin=files[0],
+            stdout=files[1],
+            stderr=files[2],
+        )
+        self.pid = self._process.pid
+
+    def wait(self) -> int:
+        """Return the exit code, minus the signal's number after a signal."""
+        return self._process.wait()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        self._process.send_signal(number)
+
+
+def _starting(module: str) -> list[str]:
+    """Return the command that runs the ``main`` of a module with the words that follow."""
+    # The stand-ins import megatron-core before the trainer prepares it for a CPU.
+    shim = "from slipway.trainer import cpu_shim; cpu_shim.install()"
+    program = f"import sys; {shim}; import {module} as it; sys.exit(it.main(sys.argv[1:]))"
+    return [sys.executable, "-c", program]
+
+
+class WarmPool:
+    """The process that forks; without its socket all are started."""
+
+    def __init__(self, socket: Path | None) -> None:
+        self._socket = socket
 
     def start(
         self,
@@ -57,7 +91,7 @@ class WarmPool:
         output: Path,
         module: str = "slipway.trainer.pretrain",
         errors: Path | None = None,
-    ) -> WarmProcess:
+    ) -> WarmProcess | ColdProcess:
         """Start the ``main`` of a module, as of ``python -m``.
 
         Its stdout goes into a file, and its stderr too, unless there is a file for `errors`.
@@ -69,7 +103,8 @@ class WarmPool:
         }
         paths = (output, errors or output)
         with Path(os.devnull).open() as nothing, paths[0].open("ab") as out, paths[1].open("ab") as err:
-            return WarmProcess(self._socket, order, (nothing.fileno(), out.fileno(), err.fileno()))
+            files = (nothing.fileno(), out.fileno(), err.fileno())
+            return WarmProcess(self._socket, order, files) if self._socket else ColdProcess(order, files)
 
     def write_interpreter(self, path: Path, module: str = "") -> Path:
         """Write a Python that has its ``-m slipway.trainer.pretrain`` forked; `module` stands in for that.
@@ -77,6 +112,11 @@ class WarmPool:
         So are conversions and evaluations, which jobs start as ``-u -m MODULE``, and the description of a
         machine for the checks of its GPUs.
         """
+        if not self._socket:
+            stand_in = f'*" -m slipway.trainer.pretrain "*) exec {shlex.join(_starting(module))} "$@" ;;'
+            path_there = f'export PYTHONPATH="{REPOSITORY}"' if module else ""
+            cases = f'case " $* " in {stand_in if module else ""} esac'
+            return write_program(path, f'{path_there}\n{cases}\nexec "{sys.executable}" "$@"')
         client = f'"{sys.executable}" -ISE "{zygote.__file__}" client "{self._socket}"'
         stand_in = f"-m {module} " if module else ""
         case = f'*" -m slipway.trainer.pretrain "*) exec {client} {stand_in}"$@" ;;'
@@ -88,14 +128,17 @@ class WarmPool:
 
     def journal(self, module: str) -> list[dict[str, Any]]:
         """Return which process of a module began and ended in which job."""
-        events = [json.loads(line) for line in self._journal.read_text().splitlines()]
+        if not self._socket:
+            pytest.skip("only the process that forks writes down what it has forked: --warm")
+        journal = self._socket.with_suffix(".jsonl")
+        events = [json.loads(line) for line in journal.read_text().splitlines()]
         return [event for event in events if event["what"][0] == module]
 
 
 @pytest.fixture(scope="session")
 def pool() -> WarmPool:
     """Processes that start to train at once."""
-    return WarmPool(zygotes.ranks())
+    return WarmPool(zygotes.ranks() if zygotes.is_warm() else None)
 
 
 @pytest.fixture(scope="session")
