@@ -74,7 +74,8 @@ def _starting(module: str) -> list[str]:
     """Return the command that runs the ``main`` of a module with the words that follow."""
     # The stand-ins import megatron-core before the trainer prepares it for a CPU.
     shim = "from slipway.trainer import cpu_shim; cpu_shim.install()"
-    program = f"import sys; {shim}; import {module} as it; sys.exit(it.main(sys.argv[1:]))"
+    main = f"from slipway.trainer import logs; import {module} as it; code = it.main(sys.argv[1:])"
+    program = f"import sys; {shim}; {main}; logs.end_at_once(code or 0)"
     return [sys.executable, "-c", program]
 
 
