@@ -76,7 +76,7 @@ def _starting(module: str) -> list[str]:
     shim = "from slipway.trainer import cpu_shim; cpu_shim.install()"
     main = f"from slipway.trainer import logs; import {module} as it; code = it.main(sys.argv[1:])"
     program = f"import sys; {shim}; {main}; logs.end_at_once(code or 0)"
-    return [sys.executable, "-c", program]
+    return [sys.executable, "-W", "ignore", "-c", program]
 
 
 class WarmPool:
