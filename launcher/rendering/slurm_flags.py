@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from launcher.errors import UserError
 from launcher.plan import Container, ContainerOptions, Job, Mount, Plan, Resources
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
+from launcher.slurm.srun_options import step_options
 from slipway.supervisor.settings import CONTAINER, IMAGE
 
 # Digits of an image's digest in the name of a container made of it; the supervisor takes as many.
@@ -49,15 +50,16 @@ def host_arguments(job: Job) -> list[str]:
 
     Those in most trees are Pyxis', and Pyxis need not be there.
     """
-    return [text for text in job.srun_args if "container" not in text]
+    options = step_options(job.srun_args)
+    return [word for option in options if not option.is_pyxis for word in option.words]
 
 
-def _without_decided(arguments: Iterable[str], options: ContainerOptions) -> list[str]:
+def _without_decided(arguments: Sequence[str], options: ContainerOptions) -> list[str]:
     """Remove the site's arguments that the container's options override."""
     decided = {
         flag for name, flags in _YES_AND_NO.items() if getattr(options, name) is not None for flag in flags
     }
-    return [text for text in arguments if text.removeprefix("--") not in decided]
+    return [word for option in step_options(arguments) if option.name not in decided for word in option.words]
 
 
 def _pyxis(job: Job, container: Container) -> list[str]:

@@ -9,11 +9,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import ClusterConfig, RunConfig
+from launcher.config.schema import ClusterConfig, ContainerOptionsConfig, RunConfig
 from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import literal, nearest, setting_error
 from launcher.plan import Chain, Job, Payload, Queue, Resources
 from launcher.runs.paths import LaunchPaths
+from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
 from launcher.stages.names_and_paths import check_variables, required_program
 from launcher.stages.stage import StageRun
@@ -54,6 +55,7 @@ def stage_job(
     `readable` what it writes and reads besides its results, each with the key that it comes from.
     """
     config, cluster = run.config, cluster or run.config.cluster
+    _check_srun_args(cluster, config.container_options)
     directories = directories or {}
     writable = {
         Path(config.base_results_dir): "base_results_dir",
@@ -74,6 +76,32 @@ def stage_job(
         chain=Chain(exclude_hours=config.resilience.exclude_hours),
         directories=directories,
     )
+
+
+def _check_srun_args(cluster: ClusterConfig, container_options: ContainerOptionsConfig) -> None:
+    """Refuse what another key sets, and a word that srun would run in place of the tasks' script."""
+    set_by, key = dict(STEP_SET_BY), "cluster.srun_args"
+    for name in ("cpus_per_task", "mpi"):
+        if getattr(cluster, name) is not None:
+            set_by[name.replace("_", "-")] = f"cluster.{name}"
+    for name in ("workdir", "save"):
+        if getattr(container_options, name) is not None:
+            set_by[f"container-{name}"] = f"container_options.{name}"
+    try:
+        options = list(step_options(cluster.srun_args))
+    except ProgramWord as error:
+        whole = ",".join([*([error.before] if error.before else []), *error.words])
+        hint = f"a value with commas needs quotes, those of YAML: '{key}=[\"{whole}\"]'"
+        raise setting_error(
+            f"{key}: srun would take {literal(error.words[0])} for the program, in place of the tasks",
+            hint=hint if error.before and error.words[0] != "--" else f"{key}=[] holds options alone",
+        ) from error
+    for option in options:
+        if (by := set_by.get(option.name)) is not None:
+            value = f"{by}={option.value}" if option.value and " " not in by else None
+            also = () if " " in by else (by,)
+            words = " ".join(option.words) or f"-{option.name}"
+            raise setting_error(f"{key}: {literal(words)}: --{option.name} is set by {by}", value, also)
 
 
 def trainer_payload(run: StageRun, *module: str, options: Sequence[str] = ()) -> Payload:

@@ -49,7 +49,6 @@ def container(
     _check_image(config.container)
     mounts = mounts_of(writable, readable, config.container_mounts)
     job_container = Container(config.container, mounts, _container_options(config.container_options))
-    _check_srun_args(config.cluster.srun_args)
     _check_file(job_container)
     return job_container
 
@@ -91,17 +90,6 @@ def _check_variable_names(names: Iterable[str]) -> None:
         raise setting_error(
             f"{key}: {literal(f'{name}=...' if sign else text)} is not the name of a variable", hint=hint
         )
-
-
-def _check_srun_args(arguments: Iterable[str]) -> None:
-    """Refuse a container's name that Slipway would know nothing of: the container of an older image ran."""
-    for text in arguments:
-        name = re.fullmatch(r"(?:--)?container-name(?:=(.*))?", text)
-        if name:
-            raise setting_error(
-                f"cluster.srun_args: {literal(text)}: a container with a name runs, whatever its image",
-                hint=f"container_options.name={name[1] or 'NAME'}: another container for another image",
-            )
 
 
 def check_saving(container: Container | None, resources: Resources) -> None:
