@@ -14,6 +14,7 @@ from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import literal, nearest, setting_error
 from launcher.plan import Chain, Job, Payload, Queue, Resources
 from launcher.runs.paths import LaunchPaths
+from launcher.slurm.cluster import gpus_in_gres
 from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
 from launcher.stages.names_and_paths import check_variables, required_program
@@ -27,14 +28,11 @@ _OTHERS = ("a10",)
 # The part in front of the number: all of `gpu` and `gpu:h100`, and that of `gpu:8` and `gpu:h100:8`.
 _OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
 
-# The changes to a cluster for jobs without GPUs.
-WITHOUT_GPUS = {
-    "gpus_per_node": None,
-    "gpus_per_task": None,
-    "gres": None,
-    "gpu_request": None,
-    "exclusive": False,
-}
+
+def without_gpus(cluster: ClusterConfig) -> dict[str, Any]:
+    """Return the changes to a cluster for jobs without GPUs."""
+    requests = dict.fromkeys(("gpus_per_node", "gpus_per_task", "gpu_request"))
+    return {**requests, "gres": other_gres(cluster.gres), "exclusive": False}
 
 
 def stage_job(
@@ -123,7 +121,7 @@ def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: 
         # One way of asking for GPUs at a time: together they would add up or be refused.
         gpus_per_node=cluster.gpus_per_node if request == "gpus_per_node" else None,
         gpus_per_task=cluster.gpus_per_task if request == "gpus_per_task" else None,
-        gres=cluster.gres if request == "gres" else None,
+        gres=cluster.gres if request == "gres" else other_gres(cluster.gres),
         cpus_per_task=cluster.cpus_per_task,
         gpu=_gpu(cluster.gpu, {**GPUS, **table}) if cluster.gpu is not None else None,
         gpu_type=gres_type(cluster.gres),
@@ -186,8 +184,8 @@ def _parts(name: str) -> tuple[str, str]:
 def _requesting_key(cluster: ClusterConfig) -> str:
     """Return the key that requests GPUs, or ``none``; raise UserError if two keys contradict each other."""
     gpus = cluster.gpus_per_node
-    named = re.fullmatch(r"gpu(?::[\w.-]+)?:(\d+)", cluster.gres or "")
-    if gpus is not None and named and int(named.group(1)) != gpus:
+    named = gpus_in_gres(cluster.gres or "")
+    if gpus is not None and named and sum(number for _, number in named) != gpus:
         raise setting_error(
             f"cluster.gres={cluster.gres!r} and cluster.gpus_per_node={gpus} contradict each other",
             hint="make them agree, or set one of them to null",
@@ -214,8 +212,13 @@ def gpus_as_requested(gpus: int, gres: str | None) -> tuple[int | None, str | No
     kinds = [match[1] for part in parts if (match := _OF_GPUS.fullmatch(part))]
     if not kinds:
         return gpus or None, gres
-    others = [part for part in parts if not _OF_GPUS.fullmatch(part)]
-    return None, ",".join([f"{kinds[0]}:{gpus}", *others] if gpus else others) or None
+    others = other_gres(gres)
+    return None, ",".join([f"{kinds[0]}:{gpus}", *([others] if others else [])]) if gpus else others
+
+
+def other_gres(gres: str | None) -> str | None:
+    """Return what a value of `--gres` requests besides GPUs, such as ``tmpfs:200g``."""
+    return ",".join(part for part in (gres or "").split(",") if not _OF_GPUS.fullmatch(part)) or None
 
 
 def with_gpu_per_task(requested: Resources) -> Resources:
@@ -252,7 +255,7 @@ def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:
     `cores` of a task are requested where the cluster says nothing: Slurm's default is one core.
     """
     cluster = run.config.cluster
-    changes: dict[str, Any] = {key: value for key, value in WITHOUT_GPUS.items() if key not in run.changes}
+    changes = {key: value for key, value in without_gpus(cluster).items() if key not in run.changes}
     if cluster.cpus_per_task is None:
         changes["cpus_per_task"] = cores
     return cluster.model_copy(update=changes)
@@ -261,7 +264,7 @@ def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:
 def cpu_environment(run: StageRun) -> dict[str, str]:
     """Return the variables of a job without GPUs; see `environment`."""
     variables = environment(run.config)
-    if run.config.container is None or any(run.changes.get(key) for key in WITHOUT_GPUS):
+    if run.config.container is None or any(run.changes.get(key) for key in without_gpus(run.config.cluster)):
         return variables
     # NVIDIA's hook of the container looks for no driver then, so that nodes without GPUs do as well.
     return {"NVIDIA_VISIBLE_DEVICES": "void", **variables}

@@ -42,6 +42,9 @@ def test_resources_are_read_in_the_notations_of_users(override: str, field: str,
     assert planned == value and type(planned) is type(value)
 
 
+_COMMAND = ["stages=[command]", "command.argv=[/bin/true]"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -51,6 +54,30 @@ def test_resources_are_read_in_the_notations_of_users(override: str, field: str,
         (["cluster.gpu_request=gres"], (None, None, "gpu:8")),
         (["cluster.gpu_request=none"], (None, None, None)),
         (["cluster.gpus_per_node=null"], (None, None, "gpu:8")),
+        # What is no GPU is kept beside them.
+        (["cluster.gres=tmpfs:200g"], (8, None, "tmpfs:200g")),
+        (["cluster.gres='gpu:8,nvme:1'"], (8, None, "nvme:1")),
+        (["cluster.gres='gpu:8,nvme:1'", "cluster.gpu_request=gres"], (None, None, "gpu:8,nvme:1")),
+        (["cluster.gres='nvme:1,gpu:a100:8'", "cluster.gpus_per_task=1"], (None, 1, "nvme:1")),
+        (["cluster.gres='gpu:8,nvme:1'", "cluster.gpu_request=none"], (None, None, "nvme:1")),
+        (
+            ["cluster.gres='gpu:8,nvme:1'", "stages=[data_preparation]", "data_preparation.inputs=[/x]"],
+            (None, None, "nvme:1"),
+        ),
+        (
+            ["cluster.gres='gpu:8,nvme:1'", "stages=[command]", "command.argv=[/bin/true]"],
+            (None, None, "nvme:1"),
+        ),
+        (
+            [
+                "cluster.gres=nvme:1",
+                "stages=[command]",
+                "command.argv=[/bin/true]",
+                "command.gpus_per_node=2",
+            ],
+            (2, None, "nvme:1"),
+        ),
+        (["cluster.gres=tmpfs:1g", "+stage_cluster.training.gres=null"], (8, None, None)),
     ],
 )
 def test_gpus_are_requested_in_one_way(overrides: list[str], expected: tuple[Any, ...]) -> None:
@@ -115,6 +142,11 @@ def test_arguments_of_srun_are_left_out_where_their_names_are_those_of_pyxis(
     planned = job(f"cluster.srun_args={arguments}", f"container={of_a_container}", "engine=megatron")
     written, kept = srun_arguments(planned), list(planned.srun_args) if isinstance(kept, int) else kept
     assert written[-len(kept) :] == kept
+
+
+def test_gpus_of_gres_and_of_their_own_key_must_agree() -> None:
+    with pytest.raises(UserError, match="contradict each other"):
+        job("cluster.gres='gpu:4,nvme:1'")
 
 
 def test_further_flags_are_named_with_dashes_or_underscores() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from launcher.checks.facts import Facts
@@ -11,9 +10,10 @@ from launcher.estimates.parallelism import DEVICES, CountedGpu, gpu_of
 from launcher.estimates.training import precision_of
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan, Resources
+from launcher.slurm.cluster import gpus_in_gres
+from slipway.arithmetic.gpus import gres_type
 
 GPUS = "layout.gpus"
-_GRES = re.compile(r"gpu(?::[\w.-]+)?:(\d+)")
 PER_TASK = "cluster.gpus_per_task"
 ELASTIC_NODES = "resilience.nodes"
 _FP8_RECIPE = "model.fp8_recipe"
@@ -46,7 +46,7 @@ def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
     key, number = "cluster.gpus_per_node", resources.gpus_per_node
     if resources.gpus_per_task is not None:
         key, number = PER_TASK, resources.gpus_per_task
-    if resources.gpu_type is not None and resources.gres is None and number is not None:
+    if resources.gpu_type is not None and gres_type(resources.gres) is None and number is not None:
         message = f"the job asks with {key}={number}, of any type"
         fix = "cluster.gpu_request=gres"
         yield warning("cluster.gres", f"gpu:{resources.gpu_type}", message, fix, (key,))
@@ -83,8 +83,8 @@ def _precision(values: Values, counted: CountedGpu, engine: str | None) -> Itera
 
 def gpus_of(gpus_per_node: int | None, gres: str | None) -> int | None:
     """Return the GPUs of a node, as far as one of the two says it."""
-    named = _GRES.fullmatch(gres or "")
-    return gpus_per_node if gpus_per_node is not None else int(named[1]) if named else None
+    named = gpus_in_gres(gres or "")
+    return gpus_per_node if gpus_per_node is not None or not named else sum(number for _, number in named)
 
 
 def _per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
