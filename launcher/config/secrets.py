@@ -115,7 +115,7 @@ def _variable_of(key: str) -> str:
     *parents, name = key.split(".")
     if "wandb_logger_kwargs" in (*parents, name):
         return "WANDB_API_KEY"
-    if "env_vars" in parents:
+    if {"env_vars", "env_expand"} & {*parents}:
         return name
     return name.upper() if is_secret_name(name.upper()) and _NAME.fullmatch(name) else "A_TOKEN"
 
@@ -161,7 +161,9 @@ _CERTAIN = re.compile("|".join(_ANYWHERE))
 _LIKELY = re.compile("|".join((*_ANYWHERE, *_IN_NAMES)))
 
 # NeMo's nodes and variables hold text of any kind; in a comment a placeholder does no harm.
-_FREE = re.compile(r"training\.(trainer|exp_manager|model)\.|(.*\.)?env_vars\.|image\.env\.", re.DOTALL)
+_FREE = re.compile(
+    r"training\.(trainer|exp_manager|model)\.|(.*\.)?env_(vars|expand)\.|image\.env\.", re.DOTALL
+)
 _PROSE = re.compile(r".*\.(comment|notes|description)|image\.labels\..*", re.DOTALL)
 
 

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from launcher.attained import InvalidEntry, attained
 from launcher.errors import UserError, did_you_mean, escape, nearest, setting
 from launcher.slurm.notations import parse_time_limit
-from launcher.slurm.sbatch_options import check_array, checked_name, key_hint
+from launcher.slurm.sbatch_options import check_array, checked_name, checked_plugin_name, key_hint
 from slipway.common.sections import one_line
 
 # How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
@@ -204,6 +204,10 @@ Memory = Annotated[Text, AfterValidator(_memory)]
 FlagName = Annotated[Line, AfterValidator(checked_name)]
 Flags = Annotated[
     dict[FlagName, Annotated[bool | str | None, BeforeValidator(_flag_value)]], AfterValidator(_with_array)
+]
+PluginFlags = dict[
+    Annotated[Line, AfterValidator(checked_plugin_name)],
+    Annotated[bool | str | None, BeforeValidator(_flag_value)],
 ]
 UniqueOutputDir = Annotated[bool, BeforeValidator(_unique_output_dir)]
 Exclusive = Annotated[bool | Literal["user", "mcs"], BeforeValidator(_exclusive)]

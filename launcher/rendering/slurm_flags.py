@@ -36,13 +36,18 @@ def srun_arguments(job: Job) -> list[str]:
         arguments.append(f"--cpus-per-task={job.resources.cpus_per_task}")
     if job.mpi is not None:
         arguments.append(f"--mpi={job.mpi}")
+    return [*arguments, *_container_arguments(job), *job.task_prefix]
+
+
+def _container_arguments(job: Job) -> list[str]:
+    """Return the site's arguments of srun, and what starts the container."""
     if job.container is None:
-        return arguments + host_arguments(job)
+        return host_arguments(job)
     for mount in job.container.mounts:
         _check(mount)
     if job.container.options.runtime == "apptainer":
-        return arguments + host_arguments(job) + apptainer_command(job, job.container)
-    return arguments + _pyxis(job, job.container) + _without_decided(job.srun_args, job.container.options)
+        return host_arguments(job) + apptainer_command(job, job.container)
+    return _pyxis(job, job.container) + _without_decided(job.srun_args, job.container.options)
 
 
 def host_arguments(job: Job) -> list[str]:

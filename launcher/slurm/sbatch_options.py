@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.errors import did_you_mean, literal, setting_error
+from launcher.errors import literal, nearest, setting_error
 
 _TASKS = "training.trainer.num_nodes and training.trainer.devices"
 _LOG = "base_results_dir, and cluster.stderr_to_stdout"
@@ -64,7 +64,21 @@ def checked_name(name: str) -> str:
     if flag in SET_BY:
         raise ValueError(f"--{flag} is set by {SET_BY[flag]}")
     if flag not in _FREE:
-        raise ValueError(f"sbatch has no option --{flag}; {did_you_mean(flag, sorted(_FREE))}")
+        near = "".join(f"did you mean {name!r}? " for name in nearest(flag, _FREE))
+        plugin = f"one of a site's plugin: cluster.spank.{name}=..."
+        raise ValueError(f"sbatch has no option --{flag} of its own; {near}{plugin}")
+    return flag
+
+
+def checked_plugin_name(name: str) -> str:
+    """Return the name of an option of a SPANK plugin; raise ValueError for one of sbatch's or Pyxis' own."""
+    flag = name.replace("_", "-")
+    if flag in _FREE or flag in SET_BY:
+        raise ValueError(key_hint(flag))
+    if flag.startswith(("container-", "no-container-")):
+        raise ValueError("Pyxis' options are srun's: container_options, or cluster.srun_args")
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", flag, re.ASCII):
+        raise ValueError("not the name of an option; valid: letters, digits, - and _")
     return flag
 
 

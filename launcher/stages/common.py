@@ -12,12 +12,12 @@ from typing import Any
 from launcher.config.schema import ClusterConfig, ContainerOptionsConfig, RunConfig
 from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import literal, nearest, setting_error
-from launcher.plan import Chain, Job, Payload, Queue, Resources
+from launcher.plan import REFERENCE, RENDEZVOUS, Chain, Job, Payload, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.slurm.cluster import gpus_in_gres
 from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
-from launcher.stages.names_and_paths import check_variables, required_program
+from launcher.stages.names_and_paths import check_variables, is_program, required_program
 from launcher.stages.stage import StageRun
 from slipway.arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
 
@@ -69,7 +69,10 @@ def stage_job(
         container=container(config, writable, readable or {}),
         stage_config=stage_config,
         environment=environment(config) if variables is None else variables,
+        expansions=_expansions(config),
+        setup=tuple(cluster.setup),
         srun_args=tuple(cluster.srun_args),
+        task_prefix=_task_prefix(cluster),
         merge_stderr=cluster.stderr_to_stdout,
         chain=Chain(exclude_hours=config.resilience.exclude_hours),
         directories=directories,
@@ -92,9 +95,11 @@ def _check_srun_args(cluster: ClusterConfig, container_options: ContainerOptions
         hint = f"a value with commas needs quotes, those of YAML: '{key}=[\"{whole}\"]'"
         raise setting_error(
             f"{key}: srun would take {literal(error.words[0])} for the program, in place of the tasks",
-            hint=hint if error.before and error.words[0] != "--" else f"{key}=[] holds options alone",
+            hint=hint if "=" in (error.before or "") else "words before each task: cluster.task_prefix",
         ) from error
     for option in options:
+        if option.name == "export" and re.match(r"ALL(,|$)", option.value or ""):
+            continue  # as Slipway has it, and more
         if (by := set_by.get(option.name)) is not None:
             value = f"{by}={option.value}" if option.value and " " not in by else None
             also = () if " " in by else (by,)
@@ -231,13 +236,32 @@ def with_gpu_per_task(requested: Resources) -> Resources:
     )
 
 
+# A key of `cluster`, or of `cluster.sbatch`, and a further flag of sbatch that contradicts it.
+_EXCLUSIVE_FLAGS = (
+    *(("mem", "mem-per-cpu"), ("mem", "mem-per-gpu"), ("mem_per_cpu", "mem-per-gpu")),
+    *(("cpus_per_task", "cpus-per-gpu"), ("exclusive", "oversubscribe")),
+)
+
+
 def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:
     """Return the queue options: the cluster's keys of the same names, and the run's dependency."""
     names = {field.name for field in fields(Queue)} - {"dependency", "further"}
     same = {name: getattr(cluster, name) for name in names}
     further = {
-        flag: value for flag, value in cluster.sbatch.items() if value is not None and value is not False
+        flag: value
+        for flag, value in (*cluster.sbatch.items(), *cluster.spank.items())
+        if value is not None and value is not False
     }
+    for key, flag in _EXCLUSIVE_FLAGS:
+        own = further.get(key.replace("_", "-")) or getattr(cluster, key, None)
+        if own and flag in further:
+            ours = key if hasattr(cluster, key) else f"sbatch.{key}"
+            theirs = f"cluster.sbatch.{flag.replace('-', '_')}"
+            raise setting_error(
+                f"cluster.{ours}={literal(own)} and {theirs}={literal(further[flag])} exclude each other",
+                hint=f"cluster.{ours}={'False' if own is True else 'null'}, or {theirs}=null",
+                also=(theirs,),
+            )
     return Queue(**same, dependency=run.dependency, further=further)
 
 
@@ -247,6 +271,34 @@ def environment(config: RunConfig) -> dict[str, str]:
         check_variables(key, variables)
     merged = {**config.cluster.env_vars, **config.env_vars}
     return {name: value for name, value in merged.items() if value is not None}
+
+
+def _expansions(config: RunConfig) -> dict[str, str]:
+    """Return the variables that each task expands; raise UserError for what is no reference to another."""
+    for key, variables in (
+        ("cluster.env_expand", config.cluster.env_expand),
+        ("env_expand", config.env_expand),
+    ):
+        # The tasks have the rendezvous by then, and may change it.
+        check_variables(key, (name for name in variables if name not in RENDEZVOUS))
+        for name, value in variables.items():
+            if value is not None and "$" in re.sub(REFERENCE, "", value, flags=re.ASCII):
+                raise setting_error(
+                    f"{key}.{name}={literal(value)}: $ is not followed by a variable's name",
+                    hint="valid: $NAME and ${NAME}, in YAML and on the command line \\${NAME}; no commands",
+                )
+    merged = {**config.cluster.env_expand, **config.env_expand}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def _task_prefix(cluster: ClusterConfig) -> tuple[str, ...]:
+    first = cluster.task_prefix[0] if cluster.task_prefix else None
+    if first is not None and (first.startswith("-") or not is_program(first)):
+        raise setting_error(
+            f"cluster.task_prefix: {literal(first)}: a program's name or whole path is needed first",
+            hint="options of srun itself are in cluster.srun_args",
+        )
+    return tuple(cluster.task_prefix)
 
 
 def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:

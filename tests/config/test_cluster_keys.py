@@ -109,8 +109,8 @@ def test_gpus_are_requested_in_one_way(overrides: list[str], expected: tuple[Any
         ("[--het-group=0,1]", ["'1'", '["--het-group=0,1"]']),
         ("[--label,true]", ["'true'", "for the program"]),
         ("[--environment=/a.toml,/b.toml]", ['["--environment=/a.toml,/b.toml"]']),
-        ("[bash]", ["'bash'", "holds options alone"]),
-        ("[--label,--,bash]", ["'--'", "holds options alone"]),
+        ("[bash]", ["'bash'", "cluster.task_prefix"]),
+        ("[--label,--,bash]", ["'--'", "cluster.task_prefix"]),
     ],
 )
 def test_arguments_of_srun_that_another_key_sets_are_refused(arguments: str, words: list[str]) -> None:
