@@ -123,7 +123,8 @@ class Interpreter(NamedTuple):
     """The interpreter of the tasks, as this machine has it.
 
     `path` is None where this machine does not have it, and `problem` says why it cannot be there on the nodes
-    either. `missing` are the libraries that it does not find, None if it does not answer.
+    either. `missing` are the libraries that it does not find, None if it does not answer. `changed_by` is the
+    key or option by which the job may bring what this machine lacks.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Interpreter(NamedTuple):
     problem: str | None = None
     nearest: str | None = None
     missing: tuple[str, ...] | None = None
+    changed_by: str | None = None
 
 
 class HostFacts(NamedTuple):
@@ -140,6 +142,7 @@ class HostFacts(NamedTuple):
     in_allocation: bool
     allocation_nodes: int | None = None
     interpreter: Interpreter | None = None
+    is_heterogeneous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,8 @@ class Facts:
     # ``model.micro_batchsize``; and those that the files show or the checks read, to find the nearest.
     added_keys: tuple[str, ...] | None = None
     shipped_keys: frozenset[str] | None = None
+    # Keys whose values refer to a variable of the shell that nothing expands, with the values.
+    unexpanded: tuple[tuple[str, str], ...] | None = None
     # Other run directories whose newest launch has the name of this plan's job.
     same_job_name: tuple[str, ...] | None = None
     # Files of secrets that others may read, by their variable, and those that the job may not read.

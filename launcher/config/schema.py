@@ -22,6 +22,7 @@ from launcher.config.values import (
     Exclusive,
     Flags,
     GpuCount,
+    HostPath,
     Line,
     LineList,
     Margin,
@@ -78,9 +79,9 @@ class ClusterConfig(StrictModel):
 
     scheduler: Literal["slurm", "local", "allocation"]
     engine: Engine
-    container: Line | None
-    python: Line | None
-    slurm_conf: Line | None
+    container: HostPath | None
+    python: HostPath | None
+    slurm_conf: HostPath | None
     partition: Option
     account: Option
     qos: Option
@@ -141,7 +142,7 @@ class ContainerOptionsConfig(StrictModel):
     """Options of the container; ``None`` leaves them to the site's `enroot.conf` and `plugstack.conf`."""
 
     runtime: Literal["pyxis", "apptainer"]
-    stage_to: Line | None
+    stage_to: HostPath | None
     mount_home: bool | None
     writable: bool | None
     remap_root: bool | None
@@ -213,16 +214,16 @@ class RunConfig(StrictModel):
     unique_output_dir: UniqueOutputDir = False
     images_dir: Line
     engine: Engine
-    nemo_path: Line
-    megatron_lm_path: Line
-    container: Line | None
+    nemo_path: HostPath
+    megatron_lm_path: HostPath
+    container: HostPath | None
     container_mounts: LineList
     container_options: ContainerOptionsConfig
     image_job: ImageJob
     env_vars: dict[Line, Text | None]
     env_expand: dict[Line, Text | None] = Field(default_factory=dict)
-    env_files: dict[Line, Line | None]
-    wandb_api_key_file: Line | None
+    env_files: dict[Line, HostPath | None]
+    wandb_api_key_file: HostPath | None
     numa_mapping: NumaMapping
     enable_vboost: bool
     resilience: Resilience

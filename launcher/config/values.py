@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator
@@ -52,6 +53,14 @@ def _drop_nulls(value: Any) -> Any:
     if value is None:
         return []
     return [item for item in value if item is not None] if isinstance(value, list) else value
+
+
+_HOME = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
+
+
+def expand_home(path: str) -> str:
+    """Return a path with the user's home in place of ``~`` or ``$HOME`` at its start."""
+    return _HOME.sub(lambda _: str(Path.home()), path, count=1) if _HOME.match(path) else path
 
 
 def _arguments(value: Any) -> Any:
@@ -186,6 +195,7 @@ def _if_percent(value: float) -> str:
 
 # Every text of ours reaches a script, where it is part of a line.
 Line = Annotated[str, AfterValidator(one_line)]
+HostPath = Annotated[Line, AfterValidator(expand_home)]
 Text = Annotated[Line, BeforeValidator(_as_text)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Option = Annotated[Text | None, AfterValidator(_not_empty)]

@@ -68,6 +68,11 @@ class StepOption(NamedTuple):
     words: tuple[str, ...]
 
     @property
+    def is_of_a_site(self) -> bool:
+        """True for an option that neither srun nor Pyxis has: a plugin's."""
+        return self.name not in _TAKES_VALUE
+
+    @property
     def is_pyxis(self) -> bool:
         """True for an option of Pyxis: `--container` itself is Slurm's."""
         return self.name.startswith(("container-", "no-container-")) and self.name != "container-id"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.config.schema import ContainerOptionsConfig, RunConfig
+from launcher.config.values import expand_home
 from launcher.errors import UserError, did_you_mean, literal, setting_error
 from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Mount, Resources
 from launcher.secrecy import is_secret_key
@@ -29,7 +30,6 @@ _FLAGS = re.compile(
 )
 # Those of tmpfs(5) have values, which the kernel checks.
 _TMPFS_FLAG = re.compile(r"(?:size|nr_blocks|nr_inodes|mode|uid|gid|huge|mpol)=[\w.%:=,-]+")
-_HOME = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
 _VALID = "valid: source, source:target or source:target:flags, tmpfs:target, umount:target"
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 # Enroot reads mounts as words of a double-quoted string of bash, on each node.
@@ -223,7 +223,7 @@ def _parse(text: str) -> Mount:
 
 def _expanded(path: str, text: str) -> str:
     """Return a path of a mount with the user's home directory."""
-    path = _HOME.sub(lambda _: str(Path.home()), path, count=1)
+    path = expand_home(path)
     _check_words(path, text, KEY)
     return path
 
@@ -234,7 +234,9 @@ def _check_words(path: str, text: str, key: str) -> None:
         return
     hint = 'rename it, or choose a path without $, `, ", \\ and line breaks'
     if match[0] == "$" and key == KEY:
-        hint = "only $HOME is known here; of another variable: ${oc.env:NAME}"
+        hint = (
+            "of the shell that launches: ${oc.env:NAME}, and $HOME; of the job: mount the directory above it"
+        )
     raise setting_error(
         f"{key}: {literal(text)} cannot be mounted: Enroot would evaluate {literal(match[0])} on the nodes",
         hint=hint,

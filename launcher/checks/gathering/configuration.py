@@ -1,7 +1,8 @@
-"""The keys that a configuration adds to the shipped tree, and the GPUs that it says a node has."""
+"""What a configuration says: keys that the shipped tree lacks, GPUs of a node, text that nothing expands."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -11,6 +12,7 @@ from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
 from launcher.config.overrides import parse_override
 from launcher.drafting import Draft
+from launcher.plan import REFERENCE
 from launcher.stages.megatron_lm import is_translated
 from launcher.stages.stage import stage_cluster
 
@@ -22,6 +24,34 @@ def node_gpus(draft: Draft) -> int | None:
     config, stage = draft.composition.config, draft.plan.job.stage
     cluster = stage_cluster(config, stage)
     return gpus_of(cluster.gpus_per_node, cluster.gres)
+
+
+# No shell is asked to expand anything but these keys, and a program may be one.
+_EXPANDED = re.compile(
+    r"(cluster\.)?env_expand\.|cluster\.(setup|srun_args|task_prefix|comment)\b|command\.argv\b"
+)
+
+
+def unexpanded(draft: Draft) -> tuple[tuple[str, str], ...]:
+    """Return the keys whose values hold a reference of the shell's that stays as it is, with the values."""
+    found: dict[str, str] = {}
+    for key, value in _texts(draft.composition.config.model_dump(exclude={"stage_cluster"})):
+        # What is derived from a value is that key's.
+        is_derived = "env_vars" not in key and any(other in value for other in found.values())
+        if re.search(REFERENCE, value) and not _EXPANDED.match(key) and not is_derived:
+            found[key] = value
+    return tuple(found.items())
+
+
+def _texts(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(node, str):
+        yield path, node
+    elif isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from _texts(value, f"{path}.{name}".lstrip("."))
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _texts(value, path)
 
 
 def added_keys(draft: Draft) -> tuple[str, ...]:
