@@ -100,10 +100,12 @@ class Mount:
 class ContainerOptions:
     """Options of a container; ``None`` leaves them to the site.
 
-    `stage_to` is a directory of each node's own that the image file is copied to before the tasks start.
+    `stage_to` is a directory of each node's own that the image file is copied to before the tasks start;
+    `gpu_flag` is what makes the GPUs visible where Apptainer, or Singularity, starts the tasks.
     """
 
-    runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    runtime: Literal["pyxis", "apptainer", "singularity"] = "pyxis"
+    gpu_flag: Literal["nv", "rocm"] | None = "nv"
     stage_to: str | None = None
     mount_home: bool | None = None
     writable: bool | None = None

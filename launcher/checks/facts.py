@@ -174,8 +174,6 @@ class Facts:
     # ``model.micro_batchsize``; and those that the files show or the checks read, to find the nearest.
     added_keys: tuple[str, ...] | None = None
     shipped_keys: frozenset[str] | None = None
-    # Keys whose values refer to a variable of the shell that nothing expands, with the values.
-    unexpanded: tuple[tuple[str, str], ...] | None = None
     # Other run directories whose newest launch has the name of this plan's job.
     same_job_name: tuple[str, ...] | None = None
     # Files of secrets that others may read, by their variable, and those that the job may not read.
@@ -200,6 +198,8 @@ class Facts:
     # The trainer's answer on the configuration, as ``key=value: what is wrong``; empty if it is content, or
     # if another program is going to train.
     trainer_verdict: str | None = None
+    # Keys whose values refer to a variable of the shell that nothing expands, with the values.
+    unexpanded: tuple[tuple[str, str], ...] | None = None
 
     @property
     def gpu_types(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ MAIN = "config"
 _TEXTS = re.compile(
     r"(((cluster|command)\.)?env_(vars|expand)(\..*)?|stage_cluster\.\w+\.env_(vars|expand)\..+|env_files(\..*)?"
     r"|((cluster|workspace|command)\.)?container"
+    r"|cluster\.(python|slurm_conf)|wandb_api_key_file|\w+\.run\.results_dir|training\.restore_from_path"
     r"|launcher_scripts_path|data_dir|base_results_dir|images_dir"
     r"|conversion\.(source|output)|evaluation\.(source|converted|results)"
     r"|image\.(base|digest|registry|owner|tag|workdir|dev_script|pip_index|(versions|env|labels)\..+))$",

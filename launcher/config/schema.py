@@ -141,7 +141,8 @@ StageChanges = Annotated[dict[str, Any], BeforeValidator(_changes)]
 class ContainerOptionsConfig(StrictModel):
     """Options of the container; ``None`` leaves them to the site's `enroot.conf` and `plugstack.conf`."""
 
-    runtime: Literal["pyxis", "apptainer"]
+    runtime: Literal["pyxis", "apptainer", "singularity"]
+    gpu_flag: Literal["nv", "rocm"] | None = "nv"
     stage_to: HostPath | None
     mount_home: bool | None
     writable: bool | None

@@ -45,7 +45,7 @@ def _container_arguments(job: Job) -> list[str]:
         return host_arguments(job)
     for mount in job.container.mounts:
         _check(mount)
-    if job.container.options.runtime == "apptainer":
+    if job.container.options.runtime != "pyxis":
         return host_arguments(job) + apptainer_command(job, job.container)
     return _pyxis(job, job.container) + _without_decided(job.srun_args, job.container.options)
 
@@ -120,13 +120,13 @@ _NO_HOME = "--no-container-mount-home"
 def apptainer_command(job: Job, container: Container) -> list[str]:
     """Return the command between srun and the task's script."""
     image = IMAGE if container.is_staged else container.image
-    return ["apptainer", "exec", *_options(job, container), image, *_entrypoint(container)]
+    return [container.options.runtime, "exec", *_options(job, container), image, *_entrypoint(container)]
 
 
 def _options(job: Job, container: Container) -> Iterator[str]:
     options = container.options
-    # Without GPUs on the node it warns, and goes on.
-    yield "--nv"
+    if options.gpu_flag is not None:
+        yield f"--{options.gpu_flag}"  # without GPUs on the node it warns, and goes on
     # The directory where the user stood at launch is none of the job's.
     home = options.mount_home if options.mount_home is not None else _NO_HOME not in job.srun_args
     yield f"--no-mount={'cwd' if home else 'home,cwd'}"

@@ -144,7 +144,7 @@ def _gpu_types(cluster: ClusterConfig) -> dict[str, Gpu]:
         return with_site(rows)
     except MissingFigures as error:
         key = f"cluster.gpu_types.{error.name}"
-        near = nearest(error.name, GPUS)
+        near = _misspelt(error.name, GPUS)
         raise setting_error(
             f"{key}: not in the table, and without {', '.join(error.keys)}",
             hint=f"did you mean {near[0]}?" if near else "docs/memory.md has what a new GPU needs",

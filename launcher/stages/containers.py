@@ -16,7 +16,7 @@ from launcher.stages.names_and_paths import SAFE_NAME, VARIABLE, checked_path
 
 # So that `pyxis_`, a job's id and the digits of an image fit into a file's name with it.
 _LONGEST_CONTAINER_NAME = 100
-_IMAGE_FILE = (".sqsh", ".squashfs")
+_IMAGE_FILE = (".sqsh", ".squashfs", ".sqfs", ".sif")
 
 KEY = "container_mounts"
 
@@ -120,10 +120,10 @@ def _check_file(container: Container) -> None:
     if options.stage_to is not None and not container.is_file:
         setting = f"container_options.stage_to={literal(options.stage_to)}"
         raise _needs_file(f"{setting}: files are copied to the nodes", container)
-    if options.runtime != "apptainer":
+    if options.runtime == "pyxis":
         return
     if not container.is_file:
-        raise _needs_file(f"{key}=apptainer: files are what it starts here", container)
+        raise _needs_file(f"{key}={options.runtime}: files are what it starts here", container)
     for mount in container.mounts:
         if mount.source in SOURCES_WITHOUT_PATH:
             raise setting_error(

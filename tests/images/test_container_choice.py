@@ -146,7 +146,7 @@ def test_a_torn_image_is_found_by_the_checks(directory: Path) -> None:
     image(directory / "torn.sqsh", size=200)
     path = missing_path(draft_with(f"{directory}/torn.sqsh"))
     assert path.why.startswith("cut short")
-    assert path.fix == f"make it anew: slipway image import IMAGE --output {directory}/torn.sqsh --force"
+    assert path.fix == "made anew, beside it: slipway image import IMAGE --output FILE"
 
 
 def test_a_registry_image_on_many_nodes_is_a_warning(directory: Path) -> None:

@@ -64,9 +64,13 @@ def _precision(values: Values, counted: CountedGpu, engine: str | None) -> Itera
             " which L4, L40S and H100 have"
         )
         yield error("model.fp8", True, message, f"{full('model.fp8')}=False")
-    elif values.flag("model.fp8") and (needed := _CAPABILITIES.get(recipe, gpu.capability)) > gpu.capability:
+    elif (
+        values.flag("model.fp8")
+        and (own := gpu.capability)
+        and (needed := _CAPABILITIES.get(recipe, own)) > own
+    ):
         message = (
-            f"{gpu.name} ({source}) has compute capability {gpu.capability[0]}.{gpu.capability[1]}: this"
+            f"{gpu.name} ({source}) has compute capability {own[0]}.{own[1]}: this"
             f" recipe needs {needed[0]}.{needed[1]}"
         )
         yield error(_FP8_RECIPE, recipe, message, f"{full(_FP8_RECIPE)}=tensorwise")
