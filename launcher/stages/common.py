@@ -72,7 +72,7 @@ def stage_job(
         expansions=_expansions(config),
         setup=tuple(cluster.setup),
         srun_args=tuple(cluster.srun_args),
-        task_prefix=_task_prefix(cluster),
+        task_prefix=tuple(cluster.task_prefix),
         merge_stderr=cluster.stderr_to_stdout,
         chain=Chain(exclude_hours=config.resilience.exclude_hours),
         directories=directories,
@@ -81,6 +81,10 @@ def stage_job(
 
 def _check_srun_args(cluster: ClusterConfig, container_options: ContainerOptionsConfig) -> None:
     """Refuse what another key sets, and a word that srun would run in place of the tasks' script."""
+    for first in cluster.task_prefix[:1]:
+        if first.startswith("-") or not is_program(first):
+            message = f"cluster.task_prefix: {literal(first)}: a program's name or whole path is needed first"
+            raise setting_error(message, "options of srun itself are in cluster.srun_args")
     set_by, key = dict(STEP_SET_BY), "cluster.srun_args"
     for name in ("cpus_per_task", "mpi"):
         if getattr(cluster, name) is not None:
@@ -269,36 +273,24 @@ def environment(config: RunConfig) -> dict[str, str]:
     """Return the variables of a job: the cluster's, overridden by the user's; null leaves one out."""
     for key, variables in (("cluster.env_vars", config.cluster.env_vars), ("env_vars", config.env_vars)):
         check_variables(key, variables)
-    merged = {**config.cluster.env_vars, **config.env_vars}
-    return {name: value for name, value in merged.items() if value is not None}
+    return _set({**config.cluster.env_vars, **config.env_vars})
+
+
+def _set(variables: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def _expansions(config: RunConfig) -> dict[str, str]:
     """Return the variables that each task expands; raise UserError for what is no reference to another."""
-    for key, variables in (
-        ("cluster.env_expand", config.cluster.env_expand),
-        ("env_expand", config.env_expand),
-    ):
+    for key, texts in (("cluster.env_expand", config.cluster.env_expand), ("env_expand", config.env_expand)):
         # The tasks have the rendezvous by then, and may change it.
-        check_variables(key, (name for name in variables if name not in RENDEZVOUS))
-        for name, value in variables.items():
-            if value is not None and "$" in re.sub(REFERENCE, "", value, flags=re.ASCII):
-                raise setting_error(
-                    f"{key}.{name}={literal(value)}: $ is not followed by a variable's name",
-                    hint="valid: $NAME and ${NAME}, in YAML and on the command line \\${NAME}; no commands",
-                )
-    merged = {**config.cluster.env_expand, **config.env_expand}
-    return {name: value for name, value in merged.items() if value is not None}
-
-
-def _task_prefix(cluster: ClusterConfig) -> tuple[str, ...]:
-    first = cluster.task_prefix[0] if cluster.task_prefix else None
-    if first is not None and (first.startswith("-") or not is_program(first)):
-        raise setting_error(
-            f"cluster.task_prefix: {literal(first)}: a program's name or whole path is needed first",
-            hint="options of srun itself are in cluster.srun_args",
-        )
-    return tuple(cluster.task_prefix)
+        check_variables(key, texts.keys() - RENDEZVOUS)
+        for name, value in texts.items():
+            if "$" in re.sub(REFERENCE, "", value or "", flags=re.ASCII):
+                hint = "valid: $NAME and ${NAME}, in YAML and on the command line \\${NAME}; no commands"
+                message = f"{key}.{name}={literal(value)}: $ is not followed by a variable's name"
+                raise setting_error(message, hint)
+    return _set({**config.cluster.env_expand, **config.env_expand})
 
 
 def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:

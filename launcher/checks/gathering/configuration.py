@@ -11,6 +11,7 @@ from launcher.checks.rules.keys import KEYS
 from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
 from launcher.config.overrides import parse_override
+from launcher.config.secrets import values_of
 from launcher.drafting import Draft
 from launcher.plan import REFERENCE
 from launcher.stages.megatron_lm import is_translated
@@ -35,23 +36,13 @@ _EXPANDED = re.compile(
 def unexpanded(draft: Draft) -> tuple[tuple[str, str], ...]:
     """Return the keys whose values hold a reference of the shell's that stays as it is, with the values."""
     found: dict[str, str] = {}
-    for key, value in _texts(draft.composition.config.model_dump(exclude={"stage_cluster"})):
+    for key, value in values_of(draft.composition.config.model_dump(exclude={"stage_cluster"})):
+        if not isinstance(value, str) or not re.search(REFERENCE, value) or _EXPANDED.match(key):
+            continue
         # What is derived from a value is that key's.
-        is_derived = "env_vars" not in key and any(other in value for other in found.values())
-        if re.search(REFERENCE, value) and not _EXPANDED.match(key) and not is_derived:
+        if "env_vars" in key or not any(other in value for other in found.values()):
             found[key] = value
     return tuple(found.items())
-
-
-def _texts(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(node, str):
-        yield path, node
-    elif isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from _texts(value, f"{path}.{name}".lstrip("."))
-    elif isinstance(node, list | tuple):
-        for value in node:
-            yield from _texts(value, path)
 
 
 def added_keys(draft: Draft) -> tuple[str, ...]:
