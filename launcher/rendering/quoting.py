@@ -27,7 +27,7 @@ from launcher.plan import REFERENCE
 # Characters that sbatch's own parser of #SBATCH lines and bash both read as they stand.
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 # A reference that is a part of a path like PATH, or not: with the colon that separates it.
-_IN_PATH = re.compile(rf"(?P<before>:)?{REFERENCE}(?P<after>:(?!\$))?", re.ASCII)
+_IN_PATH = re.compile(rf"(?P<before>:)?(?P<variable>{REFERENCE})(?P<after>:(?!\$))?", re.ASCII)
 
 
 class RawShell(str):
@@ -65,13 +65,13 @@ def expand(value: str, name: str) -> RawShell:
     parts, end = [], 0
     for match in _IN_PATH.finditer(value):
         parts.append(quote(value[end : match.start()]) if match.start() > end else "")
-        variable, end = match["braced"] or match["name"], match.end()
+        variable, end = match["braced"] or match["name"], match.end("variable")
         if match["before"]:
             parts.append(f'"${{{variable}:+:${variable}}}"')
         elif match["after"] and match.start() == 0:
+            end = match.end()
             parts.append(f'"${{{variable}:+${variable}:}}"')
         else:
-            end -= len(match["after"] or "")
             parts.append(f'"${{{variable}?env_expand.{name}: not set in the task}}"')
     return RawShell("".join(parts) + (quote(value[end:]) if value[end:] else ""))
 
