@@ -121,6 +121,9 @@ def _check_file(container: Container) -> None:
         setting = f"container_options.stage_to={literal(options.stage_to)}"
         raise _needs_file(f"{setting}: files are copied to the nodes", container)
     if options.runtime == "pyxis":
+        if options.gpu_flag != "nv":
+            flag = f"container_options.gpu_flag={literal(options.gpu_flag)}"
+            raise setting_error(f"{flag}: Pyxis has none", f"{key}=apptainer, or singularity", (key,))
         return
     if not container.is_file:
         raise _needs_file(f"{key}={options.runtime}: files are what it starts here", container)
