@@ -193,7 +193,7 @@ class Chain:
 
 
 # A reference to a variable of the shell.
-REFERENCE = r"\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<name>[A-Za-z_]\w*))"
+REFERENCE = r"(?a:\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<name>[A-Za-z_]\w*)))"
 # Variables that the supervisor exports for all tasks.
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 

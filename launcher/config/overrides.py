@@ -25,7 +25,6 @@ MAIN = "config"
 _TEXTS = re.compile(
     r"(((cluster|command)\.)?env_(vars|expand)(\..*)?|stage_cluster\.\w+\.env_(vars|expand)\..+|env_files(\..*)?"
     r"|((cluster|workspace|command)\.)?container"
-    r"|cluster\.(python|slurm_conf)|wandb_api_key_file|\w+\.run\.results_dir|training\.restore_from_path"
     r"|launcher_scripts_path|data_dir|base_results_dir|images_dir"
     r"|conversion\.(source|output)|evaluation\.(source|converted|results)"
     r"|image\.(base|digest|registry|owner|tag|workdir|dev_script|pip_index|(versions|env|labels)\..+))$",
@@ -201,7 +200,9 @@ def _as_typed(override: Override) -> str:
         return f"{key}={value}" if sign else override.text
     if _LISTS.match(key):
         value = _as_list(key, value)
-    elif _TEXTS.match(key) and key not in _OPEN_TEXTS and not _HYDRA_READS.fullmatch(value):
+    elif value.startswith("~/") or (
+        _TEXTS.match(key) and key not in _OPEN_TEXTS and not _HYDRA_READS.fullmatch(value)
+    ):
         value = hydra_value(value)
     elif not sign and not _OPEN.match(key):
         return override.text

@@ -27,7 +27,7 @@ from launcher.plan import REFERENCE
 # Characters that sbatch's own parser of #SBATCH lines and bash both read as they stand.
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 # A reference that is a part of a path like PATH, or not: with the colon that separates it.
-_IN_PATH = re.compile(rf"(?P<before>:)?(?P<variable>{REFERENCE})(?P<after>:(?!\$))?", re.ASCII)
+_IN_PATH = re.compile(rf"(?P<before>:)?(?P<variable>{REFERENCE})(?P<after>:(?!\$))?")
 
 
 class RawShell(str):

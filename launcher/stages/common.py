@@ -53,7 +53,7 @@ def stage_job(
     `readable` what it writes and reads besides its results, each with the key that it comes from.
     """
     config, cluster = run.config, cluster or run.config.cluster
-    _check_srun_args(cluster, config.container_options)
+    _check_step(cluster, config.container_options)
     directories = directories or {}
     writable = {
         Path(config.base_results_dir): "base_results_dir",
@@ -79,7 +79,7 @@ def stage_job(
     )
 
 
-def _check_srun_args(cluster: ClusterConfig, container_options: ContainerOptionsConfig) -> None:
+def _check_step(cluster: ClusterConfig, container_options: ContainerOptionsConfig) -> None:
     """Refuse what another key sets, and a word that srun would run in place of the tasks' script."""
     for first in cluster.task_prefix[:1]:
         if first.startswith("-") or not is_program(first):
@@ -286,7 +286,7 @@ def _expansions(config: RunConfig) -> dict[str, str]:
         # The tasks have the rendezvous by then, and may change it.
         check_variables(key, texts.keys() - RENDEZVOUS)
         for name, value in texts.items():
-            if "$" in re.sub(REFERENCE, "", value or "", flags=re.ASCII):
+            if "$" in re.sub(REFERENCE, "", value or ""):
                 hint = "valid: $NAME and ${NAME}, in YAML and on the command line \\${NAME}; no commands"
                 message = f"{key}.{name}={literal(value)}: $ is not followed by a variable's name"
                 raise setting_error(message, hint)

@@ -237,9 +237,7 @@ def _check_words(path: str, text: str, key: str) -> None:
         return
     hint = 'rename it, or choose a path without $, `, ", \\ and line breaks'
     if match[0] == "$" and key == KEY:
-        hint = (
-            "of the shell that launches: ${oc.env:NAME}, and $HOME; of the job: mount the directory above it"
-        )
+        hint = "of the launching shell: ${oc.env:NAME}, and $HOME; of the job: mount the directory above it"
     raise setting_error(
         f"{key}: {literal(text)} cannot be mounted: Enroot would evaluate {literal(match[0])} on the nodes",
         hint=hint,

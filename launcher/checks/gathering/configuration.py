@@ -29,7 +29,7 @@ def node_gpus(draft: Draft) -> int | None:
 
 # No shell is asked to expand anything but these keys, and a program may be one.
 _EXPANDED = re.compile(
-    r"(cluster\.)?env_expand\.|cluster\.(setup|srun_args|task_prefix|comment)\b|command\.argv\b"
+    r"(cluster\.)?env_expand\.|cluster\.(setup|srun_args|task_prefix|comment)$|command\.argv$"
 )
 
 

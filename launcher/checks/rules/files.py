@@ -327,9 +327,7 @@ def machine_problems(plan: Plan, host: facts.HostFacts) -> Iterator[Finding]:
     if not host.in_allocation:
         yield error("cluster.scheduler", "allocation", "this shell is in no allocation", fix)
     elif host.is_heterogeneous:
-        text = (
-            "the allocation is heterogeneous (salloc with ' : '), and the tasks of a run are one step in one"
-        )
+        text = "a run is one step, and the allocation is heterogeneous (of a salloc with ' : ')"
         yield error("cluster.scheduler", "allocation", text, fix)
     elif host.allocation_nodes is not None and host.allocation_nodes < resources.nodes:
         text = f"the allocation that this shell is in has {host.allocation_nodes}"

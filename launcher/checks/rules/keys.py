@@ -215,9 +215,7 @@ def variable_problems(plan: Plan, unexpanded: Iterable[tuple[str, str]]) -> Iter
         match, fix = re.search(REFERENCE, value), "of the shell that launches: ${{oc.env:{}}}"
         assert match is not None
         if "env_vars." in key:
-            fix = (
-                f"in each task: env_expand.{key.rpartition('env_vars.')[2]}, in place of {escape(key)}; {fix}"
-            )
+            fix = f"in each task: env_expand.{key.rpartition('.')[2]}, in place of {escape(key)}; {fix}"
         text, variable = f"{match[0]} stays as it is: no shell expands it", match["braced"] or match["name"]
         yield warning(key, value, text, fix.format(variable))
     cores = "SLURM_CPUS_PER_TASK"

@@ -58,17 +58,14 @@ def _precision(values: Values, counted: CountedGpu, engine: str | None) -> Itera
     if is_assumed:
         return
     recipe, precision = str(values.raw(_FP8_RECIPE)), "trainer.precision"
+    own = gpu.capability or (99, 0)  # what CUDA lacks is no limit of others' GPUs
     if values.flag("model.fp8") and not gpu.has_fp8:
         message = (
             f"{gpu.name} ({source}) has no FP8: Transformer Engine refuses it below compute capability 8.9,"
             " which L4, L40S and H100 have"
         )
         yield error("model.fp8", True, message, f"{full('model.fp8')}=False")
-    elif (
-        values.flag("model.fp8")
-        and (own := gpu.capability)
-        and (needed := _CAPABILITIES.get(recipe, own)) > own
-    ):
+    elif values.flag("model.fp8") and (needed := _CAPABILITIES.get(recipe, own)) > own:
         message = (
             f"{gpu.name} ({source}) has compute capability {own[0]}.{own[1]}: this"
             f" recipe needs {needed[0]}.{needed[1]}"
