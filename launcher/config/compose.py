@@ -30,7 +30,7 @@ from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
 from launcher.config.sources import Sources
 from launcher.config.tree_composer import ComposedTree, TreeComposer
-from launcher.config.values import NumberForText, expand_home
+from launcher.config.values import NumberForText, expand_home, with_home
 from launcher.errors import Mistakes, UserError, absolute_path, check_directory, literal
 
 # In the wheel a directory, in a checkout a link; resolved, so that messages name a file once.
@@ -134,7 +134,7 @@ def compose_file(
 
 def _checked_as(model: type[Model], composed: ComposedTree, sources: Sources) -> tuple[Model, dict[str, Any]]:
     """Hold a tree against the schema; numbers that are meant as text are read as they were written."""
-    node = composed.resolved()
+    node = with_home(composed.resolved())
     try:
         return _accepted(model, node, sources), node
     except Mistakes as error:
@@ -144,7 +144,7 @@ def _checked_as(model: type[Model], composed: ComposedTree, sources: Sources) ->
     for number in numbers:
         text = sources.written(number.path) or str(number.value)
         composed.set(number.path, without_interpolation(text))
-    node = composed.resolved()
+    node = with_home(composed.resolved())
     return _accepted(model, node, sources), node
 
 

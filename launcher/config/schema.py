@@ -22,7 +22,6 @@ from launcher.config.values import (
     Exclusive,
     Flags,
     GpuCount,
-    HostPath,
     Line,
     LineList,
     Margin,
@@ -79,9 +78,9 @@ class ClusterConfig(StrictModel):
 
     scheduler: Literal["slurm", "local", "allocation"]
     engine: Engine
-    container: HostPath | None
-    python: HostPath | None
-    slurm_conf: HostPath | None
+    container: Line | None
+    python: Line | None
+    slurm_conf: Line | None
     partition: Option
     account: Option
     qos: Option
@@ -143,7 +142,7 @@ class ContainerOptionsConfig(StrictModel):
 
     runtime: Literal["pyxis", "apptainer", "singularity"]
     gpu_flag: Literal["nv", "rocm"] | None = "nv"
-    stage_to: HostPath | None
+    stage_to: Line | None
     mount_home: bool | None
     writable: bool | None
     remap_root: bool | None
@@ -215,16 +214,16 @@ class RunConfig(StrictModel):
     unique_output_dir: UniqueOutputDir = False
     images_dir: Line
     engine: Engine
-    nemo_path: HostPath
-    megatron_lm_path: HostPath
-    container: HostPath | None
+    nemo_path: Line
+    megatron_lm_path: Line
+    container: Line | None
     container_mounts: LineList
     container_options: ContainerOptionsConfig
     image_job: ImageJob
     env_vars: dict[Line, Text | None]
     env_expand: dict[Line, Text | None] = Field(default_factory=dict)
-    env_files: dict[Line, HostPath | None]
-    wandb_api_key_file: HostPath | None
+    env_files: dict[Line, Line | None]
+    wandb_api_key_file: Line | None
     numa_mapping: NumaMapping
     enable_vboost: bool
     resilience: Resilience

@@ -14,7 +14,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from launcher.config.values import (
-    HostPath,
     Line,
     LineList,
     Memory,
@@ -59,7 +58,7 @@ class RunConfigNode(StrictModel):
     """The `run` node of a stage."""
 
     name: Text
-    results_dir: HostPath
+    results_dir: Line
     time_limit: TimeLimit | None
     dependency: Option
 
@@ -101,7 +100,7 @@ class ResumeNode(StrictModel):
     `accept_data` is for every engine: the launcher looks at the data too.
     """
 
-    checkpoint: HostPath | None = None
+    checkpoint: Line | None = None
     load_optimizer: bool = True
     lr_scale: float = Field(default=1.0, gt=0)
     data_generation: Whole = Field(default=0, ge=0)
@@ -119,7 +118,7 @@ class TrainingConfig(StageConfig):
     model: dict[str, Any]
     # NeMo's too, in the families that have them.
     name: Line | None = None
-    restore_from_path: HostPath | None = None
+    restore_from_path: Line | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +139,7 @@ class EvaluationConfig(Evaluation, StageSection):
 class WorkspaceConfig(StageConfig):
     """The `workspace` node: a shell on one node, with what a training would see there."""
 
-    container: HostPath | None
+    container: Line | None
     gpus: Whole | None = Field(ge=0)
     shell: Line
     workdir: Line | None
@@ -150,13 +149,13 @@ class CommandConfig(StageConfig):
     """The `command` node: a program of the site's own."""
 
     argv: list[Text] = Field(min_length=1)
-    container: HostPath | None
+    container: Line | None
     nodes: Whole = Field(ge=1)
     tasks_per_node: Whole = Field(ge=1)
     gpus_per_node: Whole | None = Field(ge=0)
     cpus_per_task: Whole | None = Field(ge=1)
     mem: Memory | None
-    workdir: HostPath | None
+    workdir: Line | None
     every: Whole | None = Field(ge=1)
     env_vars: dict[Line, Text | None]
     writable: LineList

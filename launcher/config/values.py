@@ -55,12 +55,23 @@ def _drop_nulls(value: Any) -> Any:
     return [item for item in value if item is not None] if isinstance(value, list) else value
 
 
+# Keys whose values are for a shell, or for a program.
+AS_WRITTEN = re.compile(r"\b(env_(vars|expand)\.|(setup|srun_args|task_prefix|comment|argv)$)")
 _HOME = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
 
 
 def expand_home(path: str) -> str:
     """Return a path with the user's home in place of ``~`` or ``$HOME`` at its start."""
     return _HOME.sub(lambda _: str(Path.home()), path, count=1) if _HOME.match(path) else path
+
+
+def with_home(node: Any, key: str = "") -> Any:
+    """Return the values of a configuration with the user's home, but for what a shell or program expands."""
+    if isinstance(node, dict):
+        return {name: with_home(value, f"{key}.{name}") for name, value in node.items()}
+    if isinstance(node, list):
+        return [with_home(value, key) for value in node]
+    return expand_home(node) if isinstance(node, str) and not AS_WRITTEN.search(key) else node
 
 
 def _arguments(value: Any) -> Any:
@@ -195,7 +206,6 @@ def _if_percent(value: float) -> str:
 
 # Every text of ours reaches a script, where it is part of a line.
 Line = Annotated[str, AfterValidator(one_line)]
-HostPath = Annotated[Line, AfterValidator(expand_home)]
 Text = Annotated[Line, BeforeValidator(_as_text)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Option = Annotated[Text | None, AfterValidator(_not_empty)]

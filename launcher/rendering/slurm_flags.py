@@ -55,8 +55,7 @@ def host_arguments(job: Job) -> list[str]:
 
     Those in most trees are Pyxis', and Pyxis need not be there.
     """
-    options = step_options(job.srun_args)
-    return [word for option in options if not option.is_pyxis for word in option.words]
+    return [word for option in step_options(job.srun_args) if not option.is_pyxis for word in option.words]
 
 
 def _without_decided(arguments: Sequence[str], options: ContainerOptions) -> list[str]:

@@ -12,6 +12,7 @@ from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
 from launcher.config.overrides import parse_override
 from launcher.config.secrets import values_of
+from launcher.config.values import AS_WRITTEN
 from launcher.drafting import Draft
 from launcher.plan import REFERENCE
 from launcher.stages.megatron_lm import is_translated
@@ -27,21 +28,15 @@ def node_gpus(draft: Draft) -> int | None:
     return gpus_of(cluster.gpus_per_node, cluster.gres)
 
 
-# No shell is asked to expand anything but these keys, and a program may be one.
-_EXPANDED = re.compile(
-    r"(cluster\.)?env_expand\.|cluster\.(setup|srun_args|task_prefix|comment)$|command\.argv$"
-)
-
-
 def unexpanded(draft: Draft) -> tuple[tuple[str, str], ...]:
     """Return the keys whose values hold a reference of the shell's that stays as it is, with the values."""
     found: dict[str, str] = {}
     for key, value in values_of(draft.composition.config.model_dump(exclude={"stage_cluster"})):
-        if not isinstance(value, str) or not re.search(REFERENCE, value) or _EXPANDED.match(key):
-            continue
-        # What is derived from a value is that key's.
-        if "env_vars" in key or not any(other in value for other in found.values()):
-            found[key] = value
+        if isinstance(value, str) and re.search(REFERENCE, value):
+            # What is derived from a value is that key's.
+            is_derived = AS_WRITTEN.search(key) or any(other in value for other in found.values())
+            if "env_vars." in key or not is_derived:
+                found[key] = value
     return tuple(found.items())
 
 

@@ -42,8 +42,8 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         if options.runtime != "pyxis" and options.stage_to is None and path.is_dir():
             return ()  # Apptainer starts a directory too
         with opened(path) as stream:
-            header = stream.read(max(SUPERBLOCK_BYTES, _SIF_MAGIC.stop))
-            fault = squashfs_fault(header[:SUPERBLOCK_BYTES], stream.seek(0, 2))
+            header = stream.read(SUPERBLOCK_BYTES)
+            fault = squashfs_fault(header, stream.seek(0, 2))
             # A user's own file is never to be overwritten.
             fix = "made anew, beside it: slipway image import IMAGE --output FILE"
         if header[_SIF_MAGIC] == b"SIF_MAGIC":
