@@ -83,7 +83,7 @@ def test_our_own_files_write_text_as_text(monkeypatch: pytest.MonkeyPatch) -> No
         (["training.run.results_dir=~/r"], "training.run.results_dir", "{}/r"),
         (["training.model.tokenizer.vocab_file=~/v"], "training.model.tokenizer.vocab_file", "{}/v"),
         (["training.model.data.data_prefix=[1.0,'~/x']"], "training.model.data.data_prefix.1", "{}/x"),
-        (["training.resume.checkpoint=/a~/b"], "training.resume.checkpoint", "/a~/b"),
+        (["base_results_dir=/a~/b"], "base_results_dir", "/a~/b"),
         (["env_vars.A=~/x", "env_vars.B=$HOME"], "env_vars.A", "~/x"),
         (["env_expand.A=$HOME/x"], "env_expand.A", "$HOME/x"),
         (["cluster.task_prefix=[env,$HOME/x]"], "cluster.task_prefix.1", "$HOME/x"),
