@@ -1,4 +1,4 @@
-"""What a configuration says: keys that the shipped tree lacks, GPUs of a node, text that nothing expands."""
+"""Facts of the configuration alone: keys that the shipped tree lacks, GPUs of a node, unexpanded variables."""
 
 from __future__ import annotations
 
