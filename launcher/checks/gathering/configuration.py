@@ -1,4 +1,4 @@
-"""Facts of the configuration alone: keys that the shipped tree lacks, GPUs of a node, unexpanded variables."""
+"""Facts of the configuration alone: keys that are not shipped, GPUs of a node, unexpanded variables."""
 
 from __future__ import annotations
 
