@@ -35,7 +35,7 @@ _OPTIONAL = "IkK"
 
 # Of sbatch's options that Slipway sets, those that a step may have besides.
 _OF_A_STEP = """
-cpus-per-task exclusive gpus gpus-per-node gpus-per-task gres licenses mem parsable quiet signal
+comment cpus-per-task exclusive gpus gpus-per-node gpus-per-task gres licenses mem parsable quiet signal
 verbose wait wrap
 """
 # The key or the part of Slipway that sets an option of the step.
