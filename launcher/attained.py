@@ -85,10 +85,10 @@ class Attained(NamedTuple):
     engines: Mapping[str, float]
     families: Mapping[str, float]
 
-    def products(self, generation: str, capability: tuple[int, int]) -> Products:
+    def products(self, generation: str, capability: tuple[int, int] | None) -> Products:
         """Return the shares that a GPU attains, or the GPU that is most like it."""
         alike = self.like.get(generation, generation)
-        name = alike if alike in self.gpus else _BY_CAPABILITY.get(capability[0], "a100")
+        name = alike if alike in self.gpus else _BY_CAPABILITY.get(capability[0] if capability else 0, "a100")
         row = self.gpus[name]
         return Products(row["half"], row.get("fp8"), row["attention"], name, alike in self.gpus)
 

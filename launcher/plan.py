@@ -100,10 +100,12 @@ class Mount:
 class ContainerOptions:
     """Options of a container; ``None`` leaves them to the site.
 
-    `stage_to` is a directory of each node's own that the image file is copied to before the tasks start.
+    `stage_to` is a directory of each node's own that the image file is copied to before the tasks start;
+    `gpu_flag` is what makes the GPUs visible where Apptainer, or Singularity, starts the tasks.
     """
 
-    runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    runtime: Literal["pyxis", "apptainer", "singularity"] = "pyxis"
+    gpu_flag: Literal["nv", "rocm"] | None = "nv"
     stage_to: str | None = None
     mount_home: bool | None = None
     writable: bool | None = None
@@ -190,8 +192,10 @@ class Chain:
     checkpoints: str | None = None
 
 
+# A reference to a variable of the shell.
+REFERENCE = r"(?a:\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<name>[A-Za-z_]\w*)))"
 # Variables that the supervisor exports for all tasks.
-_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,8 @@ class Job:
     lines of files, as secrets are never in a script; `gpu_environment` is exported by the compute capability
     of the GPUs (9 is Hopper), unless it is set. `vboost` gives more of their power budget to their compute
     engines. A stage behind a training with `every` is also submitted after each so many checkpoints.
+    Each task exports the `expansions`, values with references to its own variables. The lines of `setup` run
+    before the tasks, each of which the words of `task_prefix` start.
     `directories` are made before the job is submitted, and it writes there: each has the key that it comes
     from, or ``None`` below the run's own directory.
     """
@@ -218,8 +224,11 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     environment_files: Mapping[str, str] = field(default_factory=dict)
     gpu_environment: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    expansions: Mapping[str, str] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
     mpi: str | None = None
     srun_args: tuple[str, ...] = ()
+    task_prefix: tuple[str, ...] = ()
     binding: Binding | None = None
     profile: Profile | None = None
     vboost: bool = False
@@ -238,7 +247,7 @@ class Job:
         """The variables whose values in the container are the job's, whatever its image says of them."""
         chosen = self.container.options.env if self.container is not None else ()
         return tuple(
-            dict.fromkeys([*chosen, *_RENDEZVOUS, *self.environment, *self.environment_files]),
+            dict.fromkeys([*chosen, *RENDEZVOUS, *self.environment, *self.environment_files]),
         )
 
 

@@ -54,7 +54,7 @@ _HARMLESS = ("PWD", "OLDPWD", "GOOGLE_APPLICATION_CREDENTIALS")  # the last is a
 _NETWORKS = ("NCCL_", "FI_", "UCX_", "PMIX_", "OMPI_", "I_MPI_", "NVSHMEM_")
 
 # Mappings of variables, and of variables to the files that hold them.
-_VARIABLES = ("env_vars", "env_files")
+_VARIABLES = ("env_vars", "env_expand", "env_files")
 _FILES = re.compile(r"(.*\.)?env_files(\..*)?|wandb_api_key_file", re.DOTALL)
 _PATH = re.compile(r"\s*['\"]?(/|~|\$\{)")
 

@@ -123,7 +123,8 @@ class Interpreter(NamedTuple):
     """The interpreter of the tasks, as this machine has it.
 
     `path` is None where this machine does not have it, and `problem` says why it cannot be there on the nodes
-    either. `missing` are the libraries that it does not find, None if it does not answer.
+    either. `missing` are the libraries that it does not find, None if it does not answer. `changed_by` is the
+    key or option by which the job may bring what this machine lacks.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Interpreter(NamedTuple):
     problem: str | None = None
     nearest: str | None = None
     missing: tuple[str, ...] | None = None
+    changed_by: str | None = None
 
 
 class HostFacts(NamedTuple):
@@ -140,6 +142,7 @@ class HostFacts(NamedTuple):
     in_allocation: bool
     allocation_nodes: int | None = None
     interpreter: Interpreter | None = None
+    is_heterogeneous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,8 @@ class Facts:
     # The trainer's answer on the configuration, as ``key=value: what is wrong``; empty if it is content, or
     # if another program is going to train.
     trainer_verdict: str | None = None
+    # Keys whose values refer to a variable of the shell that nothing expands, with the values.
+    unexpanded: tuple[tuple[str, str], ...] | None = None
 
     @property
     def gpu_types(self) -> tuple[str, ...]:

@@ -110,6 +110,7 @@ def _each(find: Callable[[Draft], object], same: Callable[[Draft], object] = id)
 # By the field of `Facts` that it finds out: a function of all drafts that are checked together.
 GATHERERS: Mapping[str, _Gatherer] = {
     "node_gpus": _each(configuration.node_gpus),
+    "unexpanded": _each(configuration.unexpanded),
     "added_keys": _each(configuration.added_keys),
     "shipped_keys": _each(configuration.known_keys),
     "image": _each(partial(images.image_facts, look=False)),

@@ -96,7 +96,7 @@ def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckRe
         message = f"--estimate: stages=[{stages}] trains nothing"
         raise UserError(message, key="stages", hint="stages=[training]")
     # Someone planning on a laptop has not chosen an image yet; `container` is the cluster's default.
-    reports = check_drafts(training, skipped, look=False, image=None)
+    reports = check_drafts(training, skipped, look=False, image=None, unexpanded=None)
     known = {check.id for report in reports for check in CHECKS if check.has_facts(report.facts)}
     return [
         replace(report, findings=tuple(finding for finding in report.findings if finding.id in known))

@@ -30,7 +30,7 @@ from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
 from launcher.config.sources import Sources
 from launcher.config.tree_composer import ComposedTree, TreeComposer
-from launcher.config.values import NumberForText
+from launcher.config.values import NumberForText, expand_home, with_home
 from launcher.errors import Mistakes, UserError, absolute_path, check_directory, literal
 
 # In the wheel a directory, in a checkout a link; resolved, so that messages name a file once.
@@ -134,7 +134,7 @@ def compose_file(
 
 def _checked_as(model: type[Model], composed: ComposedTree, sources: Sources) -> tuple[Model, dict[str, Any]]:
     """Hold a tree against the schema; numbers that are meant as text are read as they were written."""
-    node = composed.resolved()
+    node = with_home(composed.resolved())
     try:
         return _accepted(model, node, sources), node
     except Mistakes as error:
@@ -144,7 +144,7 @@ def _checked_as(model: type[Model], composed: ComposedTree, sources: Sources) ->
     for number in numbers:
         text = sources.written(number.path) or str(number.value)
         composed.set(number.path, without_interpolation(text))
-    node = composed.resolved()
+    node = with_home(composed.resolved())
     return _accepted(model, node, sources), node
 
 
@@ -169,7 +169,7 @@ def settle_directories(composed: ComposedTree) -> None:
             raise UserError(f"{key}: a directory is needed", key=key, hint=f"give one: {key}=DIR")
         if tree[key] in (None, ""):
             raise UserError(f"{key}={literal(tree[key])}: a directory is needed", key=key)
-        composed.set(key, without_interpolation(str(absolute_path(str(tree[key]), key))))
+        composed.set(key, without_interpolation(str(absolute_path(expand_home(str(tree[key])), key))))
     if "unique_output_dir" not in tree:  # in a config.yaml that is older than the key
         composed.set("unique_output_dir", "${oc.env:UNIQUE_OUTPUT_DIR,False}")
     results = tree["base_results_dir"]

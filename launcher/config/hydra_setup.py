@@ -196,13 +196,13 @@ def _max_time(time_limit: Any) -> str | None:
     return format_days(seconds) if seconds is not None else None
 
 
-# gpu:8, gpu:a100:8
-_GPU_GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
+# gpu:8, gpu:a100:8, also in a list
+_GPU_GRES = re.compile(r"(?<![^,])(gpu(?::[\w.-]+)?):(\d+)(?![^,])")
 
 
 def _node_gpus(gpus_per_node: Any, gres: Any, default: int) -> Any:
     """Return the GPUs of a node by the cluster's keys, else `default`."""
-    named = _GPU_GRES.fullmatch(str(gres))
+    named = _GPU_GRES.search(str(gres))
     return gpus_per_node or (named and int(named[2])) or default
 
 
@@ -212,7 +212,7 @@ def _gpu_gres(gpus: Any, default: int) -> str:
 
 def with_gpus(gres: str, gpus: int) -> str:
     """Return a request for GPUs with another number of them; one for something else as it is."""
-    return _GPU_GRES.sub(rf"\g<1>:{gpus}", gres) if _GPU_GRES.fullmatch(gres) else gres
+    return _GPU_GRES.sub(rf"\g<1>:{gpus}", gres, count=1)
 
 
 def _sandbox_slurm_conf() -> str:

@@ -345,7 +345,9 @@ def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError
     name = match[1] if match else ""
     near = nearest(name, [other for other in keys if other != name])
     hint = f"did you mean '${{{near[0]}}}'?" if near else "whole keys are meant, such as ${cluster.partition}"
-    if name.isupper() and "." not in name:
+    if name.startswith("SLURM_"):
+        hint = f"the job's own is known in its tasks alone: env_expand takes ${name}, without braces"
+    elif name.isupper() and "." not in name:
         hint = f"of the environment: ${{oc.env:{name}}}; or let envsubst fill it in before"
     if name.startswith("cluster.") and name.removeprefix("cluster.") in ClusterConfig.model_fields:
         key = "cluster"

@@ -23,7 +23,8 @@ MAIN = "config"
 
 # Keys whose values are text whatever they look like: variables, and images such as nvcr.io#nvidia/nemo:25.07.
 _TEXTS = re.compile(
-    r"(((cluster|command)\.)?env_vars(\..*)?|stage_cluster\.\w+\.env_vars\..+|env_files(\..*)?|((cluster|workspace|command)\.)?container"
+    r"(((cluster|command)\.)?env_(vars|expand)(\..*)?|stage_cluster\.\w+\.env_(vars|expand)\..+|env_files(\..*)?"
+    r"|((cluster|workspace|command)\.)?container"
     r"|launcher_scripts_path|data_dir|base_results_dir|images_dir"
     r"|conversion\.(source|output)|evaluation\.(source|converted|results)"
     r"|image\.(base|digest|registry|owner|tag|workdir|dev_script|pip_index|(versions|env|labels)\..+))$",
@@ -32,22 +33,25 @@ _TEXTS = re.compile(
 
 # Lists of text: their items hold characters that Hydra's grammar refuses, as in [--container-unshare=net].
 _LISTS = re.compile(
-    r"((stage_cluster\.\w+|cluster)\.srun_args|container_mounts|container_options\.env|data_preparation\.inputs"
+    r"((stage_cluster\.\w+|cluster)\.(srun_args|task_prefix|setup)|container_mounts|container_options\.env|data_preparation\.inputs"
     r"|evaluation\.(lm_eval\.tasks|perplexity\.data_prefix)"
     r"|command\.(argv|writable)"
     r"|image\.(registries|packages|dev_packages|python_packages))$"
 )
 # Lists that may be given as one text, which is split as a shell would.
-_ARGUMENTS = re.compile(r".*\.srun_args$")
+_ARGUMENTS = re.compile(r".*\.(srun_args|task_prefix)$")
 _PLAIN_LIST = re.compile(r"""\[(?P<items>[^'"\[\]{}\\$]*)\]""")
 
 # Mappings whose keys are the user's, and a key that the tree does not show: a new one needs no `+`.
 _OPEN = re.compile(
-    r"(((cluster|command)\.)?env_vars|env_files|cluster\.sbatch|stage_cluster|image\.(env|labels)"
+    r"(((cluster|command)\.)?env_(vars|expand)|env_files|cluster\.(sbatch|spank)|stage_cluster|image\.(env|labels)"
     r"|training\.resume\.accept_data)(\..*)?$",
     re.DOTALL,
 )
-_OPEN_TEXTS = ("env_vars", "cluster.env_vars", "command.env_vars", "env_files", "image.env", "image.labels")
+_OPEN_TEXTS = (
+    *("env_vars", "cluster.env_vars", "command.env_vars", "env_expand", "cluster.env_expand"),
+    *("env_files", "image.env", "image.labels"),
+)
 
 _FORM = "an override is KEY=VALUE, GROUP=CHOICE, +KEY=VALUE or ~KEY, such as training=gpt3/126m"
 # Hydra's parser would end with errors of Python's own; the name of a file has at most 255 bytes.
@@ -196,7 +200,9 @@ def _as_typed(override: Override) -> str:
         return f"{key}={value}" if sign else override.text
     if _LISTS.match(key):
         value = _as_list(key, value)
-    elif _TEXTS.match(key) and key not in _OPEN_TEXTS and not _HYDRA_READS.fullmatch(value):
+    elif value.startswith("~/") or (
+        _TEXTS.match(key) and key not in _OPEN_TEXTS and not _HYDRA_READS.fullmatch(value)
+    ):
         value = hydra_value(value)
     elif not sign and not _OPEN.match(key):
         return override.text

@@ -30,6 +30,7 @@ from launcher.config.values import (
     NemoSecret,
     Option,
     Pattern,
+    PluginFlags,
     Positive,
     Share,
     Text,
@@ -106,11 +107,15 @@ class ClusterConfig(StrictModel):
     cpus_per_task: Whole | None = Field(ge=1)
     mem: Memory | None
     sbatch: Flags
+    spank: PluginFlags = Field(default_factory=dict)
     job_name_prefix: Line
     mpi: Option
     srun_args: Arguments
+    setup: LineList = Field(default_factory=list)
+    task_prefix: Arguments = Field(default_factory=list)
     stderr_to_stdout: bool
     env_vars: dict[Line, Text | None]
+    env_expand: dict[Line, Text | None] = Field(default_factory=dict)
 
 
 @cache
@@ -135,7 +140,8 @@ StageChanges = Annotated[dict[str, Any], BeforeValidator(_changes)]
 class ContainerOptionsConfig(StrictModel):
     """Options of the container; ``None`` leaves them to the site's `enroot.conf` and `plugstack.conf`."""
 
-    runtime: Literal["pyxis", "apptainer"]
+    runtime: Literal["pyxis", "apptainer", "singularity"]
+    gpu_flag: Literal["nv", "rocm"] | None = "nv"
     stage_to: Line | None
     mount_home: bool | None
     writable: bool | None
@@ -215,6 +221,7 @@ class RunConfig(StrictModel):
     container_options: ContainerOptionsConfig
     image_job: ImageJob
     env_vars: dict[Line, Text | None]
+    env_expand: dict[Line, Text | None] = Field(default_factory=dict)
     env_files: dict[Line, Line | None]
     wandb_api_key_file: Line | None
     numa_mapping: NumaMapping

@@ -40,7 +40,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 def check_secrets(config: BaseModel) -> None:
     """Raise UserError for a secret among the values, with its key and what to give in its place."""
-    known, values = known_values(), list(_values(config.model_dump(exclude_unset=True)))
+    known, values = known_values(), list(values_of(config.model_dump(exclude_unset=True)))
     for key, value in values:
         if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
             _check(key, value, known)
@@ -83,15 +83,15 @@ def secret_references(tree: DictConfig, resolved: Any) -> dict[str, str]:
     return references
 
 
-def _values(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def values_of(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yield the values and the lists of a configuration, each with its key; an item has that of its list."""
     if isinstance(node, Mapping):
         for name, value in node.items():
-            yield from _values(value, (*path, str(name)))
+            yield from values_of(value, (*path, str(name)))
         return
     yield ".".join(path), node
     for value in node if isinstance(node, list | tuple) else ():
-        yield from _values(value, path)
+        yield from values_of(value, path)
 
 
 def _check(key: str, value: str | int, known: Known) -> None:
@@ -115,7 +115,7 @@ def _variable_of(key: str) -> str:
     *parents, name = key.split(".")
     if "wandb_logger_kwargs" in (*parents, name):
         return "WANDB_API_KEY"
-    if "env_vars" in parents:
+    if {"env_vars", "env_expand"} & {*parents}:
         return name
     return name.upper() if is_secret_name(name.upper()) and _NAME.fullmatch(name) else "A_TOKEN"
 
@@ -161,7 +161,9 @@ _CERTAIN = re.compile("|".join(_ANYWHERE))
 _LIKELY = re.compile("|".join((*_ANYWHERE, *_IN_NAMES)))
 
 # NeMo's nodes and variables hold text of any kind; in a comment a placeholder does no harm.
-_FREE = re.compile(r"training\.(trainer|exp_manager|model)\.|(.*\.)?env_vars\.|image\.env\.", re.DOTALL)
+_FREE = re.compile(
+    r"training\.(trainer|exp_manager|model)\.|(.*\.)?env_(vars|expand)\.|image\.env\.", re.DOTALL
+)
 _PROSE = re.compile(r".*\.(comment|notes|description)|image\.labels\..*", re.DOTALL)
 
 
@@ -183,7 +185,7 @@ def placeholders_in(node: Mapping[str, Any], sources: Sources) -> list[Placehold
     """Return a mistake for each value in which a placeholder was left, but not for references to one."""
     left = [
         Placeholder(key, value, text)
-        for key, value in _values(node)
+        for key, value in values_of(node)
         if isinstance(value, str) and (text := placeholder_in(key, value)) is not None
     ]
     if len(left) < 2:

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator
@@ -15,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from launcher.attained import InvalidEntry, attained
 from launcher.errors import UserError, did_you_mean, escape, nearest, setting
 from launcher.slurm.notations import parse_time_limit
-from launcher.slurm.sbatch_options import check_array, checked_name, key_hint
+from launcher.slurm.sbatch_options import check_array, checked_name, checked_plugin_name, key_hint
 from slipway.common.sections import one_line
 
 # How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
@@ -52,6 +53,25 @@ def _drop_nulls(value: Any) -> Any:
     if value is None:
         return []
     return [item for item in value if item is not None] if isinstance(value, list) else value
+
+
+# Keys whose values are for a shell, or for a program.
+AS_WRITTEN = re.compile(r"\b(env_(vars|expand)\.|(setup|srun_args|task_prefix|comment|argv)$)")
+_HOME = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
+
+
+def expand_home(path: str) -> str:
+    """Return a path with the user's home in place of ``~`` or ``$HOME`` at its start."""
+    return _HOME.sub(lambda _: str(Path.home()), path, count=1) if _HOME.match(path) else path
+
+
+def with_home(node: Any, key: str = "") -> Any:
+    """Return the values of a configuration with the user's home, but for what a shell or program expands."""
+    if isinstance(node, dict):
+        return {name: with_home(value, f"{key}.{name}") for name, value in node.items()}
+    if isinstance(node, list):
+        return [with_home(value, key) for value in node]
+    return expand_home(node) if isinstance(node, str) and not AS_WRITTEN.search(key) else node
 
 
 def _arguments(value: Any) -> Any:
@@ -204,6 +224,10 @@ Memory = Annotated[Text, AfterValidator(_memory)]
 FlagName = Annotated[Line, AfterValidator(checked_name)]
 Flags = Annotated[
     dict[FlagName, Annotated[bool | str | None, BeforeValidator(_flag_value)]], AfterValidator(_with_array)
+]
+PluginFlags = dict[
+    Annotated[Line, AfterValidator(checked_plugin_name)],
+    Annotated[bool | str | None, BeforeValidator(_flag_value)],
 ]
 UniqueOutputDir = Annotated[bool, BeforeValidator(_unique_output_dir)]
 Exclusive = Annotated[bool | Literal["user", "mcs"], BeforeValidator(_exclusive)]

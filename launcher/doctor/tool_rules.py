@@ -117,16 +117,17 @@ def mounting(machine: Machine, *, is_node: bool = False) -> Line:
 
 def apptainer_line(machine: Machine, needs: Requirements, *, is_node: bool) -> Line | None:
     """Report Apptainer, if it starts the tasks or is installed; None otherwise."""
-    what, is_runtime = "apptainer", needs.image and needs.runtime == "apptainer"
-    needed = is_runtime and is_node
-    if what in machine.tools:
-        return ok(what, _named(machine, what), needed=needed)
-    if "singularity" in machine.tools:
-        text, fix = _named(machine, "singularity"), "a link `apptainer` to it on PATH, or Apptainer itself"
+    what, is_runtime = "apptainer", needs.image and needs.runtime != "pyxis"
+    needed, program = is_runtime and is_node, needs.runtime if is_runtime else what
+    if program in machine.tools:
+        return ok(what, _named(machine, program), needed=needed)
+    other = "singularity" if program == what else what
+    if other in machine.tools:
+        text, fix = _named(machine, other), f"container_options.runtime={other}"
         return missing(what, text, fix, needed=needed) if is_runtime else ok(what, text)
     if not is_runtime:
         return None
-    text = "not on PATH, and container_options.runtime=apptainer"
+    text = f"not on PATH, and container_options.runtime={program}"
     return missing(what, text, how_to_get("apptainer"), needed=is_node)
 
 

@@ -201,7 +201,9 @@ class _Parser:
         text = self._text
         if not text.strip() or text != text.strip() or not text.isprintable():
             raise self._mistake("not the name of an image")
-        if text.startswith(("/", "./", "../", "~")) or (text.endswith(SQUASHFS_SUFFIXES) and ":" not in text):
+        if text.startswith(("/", "./", "../", "~")) or (
+            text.endswith((*SQUASHFS_SUFFIXES, ".sif")) and ":" not in text
+        ):
             if text.endswith(_ARCHIVE_SUFFIXES):
                 names = f"oci-archive:{text}, or docker-archive:{text}"
                 raise self._mistake("an archive must be named with its kind", names)

@@ -22,9 +22,12 @@ from jinja2 import (
 )
 
 from launcher.errors import UserError
+from launcher.plan import REFERENCE
 
 # Characters that sbatch's own parser of #SBATCH lines and bash both read as they stand.
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+# A reference that is a part of a path like PATH, or not: with the colon that separates it.
+_IN_PATH = re.compile(rf"(?P<before>:)?(?P<variable>{REFERENCE})(?P<after>:(?!\$))?")
 
 
 class RawShell(str):
@@ -51,6 +54,26 @@ def one_per_line(arguments: Iterable[Any], indent: int = 4) -> RawShell:
     """Quote an argument vector and lay it out as continued lines, one argument on each."""
     separator = " \\\n" + " " * indent
     return RawShell(separator.join(quote(argument) for argument in arguments))
+
+
+def expand(value: str, name: str) -> RawShell:
+    """Quote a value for bash, except for its references to variables; `name` is the variable that it sets.
+
+    A colon between a reference and other parts is left out with the part that is not set, as an empty part of
+    a path is the current directory. Any other variable that is not set ends the task, by its name.
+    """
+    parts, end = [], 0
+    for match in _IN_PATH.finditer(value):
+        parts.append(quote(value[end : match.start()]) if match.start() > end else "")
+        variable, end = match["braced"] or match["name"], match.end("variable")
+        if match["before"]:
+            parts.append(f'"${{{variable}:+:${variable}}}"')
+        elif match["after"] and match.start() == 0:
+            end = match.end()
+            parts.append(f'"${{{variable}:+${variable}:}}"')
+        else:
+            parts.append(f'"${{{variable}?env_expand.{name}: not set in the task}}"')
+    return RawShell("".join(parts) + (quote(value[end:]) if value[end:] else ""))
 
 
 def quote_header(value: Any) -> str:
@@ -112,7 +135,7 @@ def template_environment(ours: Path, template_dir: Path | None, **filters: Calla
         lstrip_blocks=True,
         autoescape=False,  # shell or a Dockerfile, not HTML
     )
-    environment.filters |= {"one_per_line": one_per_line, **filters}
+    environment.filters |= {"one_per_line": one_per_line, "expand": expand, **filters}
     return environment
 
 

@@ -11,7 +11,7 @@ from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 
 from launcher.errors import UserError, check_directory, did_you_mean
 from launcher.plan import Binding, Plan
-from launcher.rendering.quoting import RawShell, blaming_templates, template_environment
+from launcher.rendering.quoting import RawShell, blaming_templates, expand, template_environment
 from launcher.rendering.slurm_flags import header_lines, salloc_arguments, srun_arguments
 from launcher.rendering.supervision import supervisor_settings
 from launcher.slurm.environment import INHERITED_PREFIXES
@@ -64,6 +64,10 @@ def render(plan: Plan, template_dir: Path | None = None) -> dict[Path, str]:
         "header_lines": header_lines(plan) if plan.scheduler == "slurm" else [],
         "salloc_arguments": salloc_arguments(plan),
         "leaks": RawShell(" ".join(f'"${{!{beginning}@}}"' for beginning in INHERITED_PREFIXES)),
+        "has_templates": template_dir is not None,
+        "expansions": "; ".join(
+            f"export {name}={expand(value, name)}" for name, value in plan.job.expansions.items()
+        ),
         "argv": _arguments(plan),
         "srun_arguments": _srun_arguments(plan),
         "binding_arguments": _binding_arguments(plan.job.binding),

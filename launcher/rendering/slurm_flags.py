@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from launcher.errors import UserError
 from launcher.plan import Container, ContainerOptions, Job, Mount, Plan, Resources
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
+from launcher.slurm.srun_options import step_options
 from slipway.supervisor.settings import CONTAINER, IMAGE
 
 # Digits of an image's digest in the name of a container made of it; the supervisor takes as many.
@@ -35,13 +36,18 @@ def srun_arguments(job: Job) -> list[str]:
         arguments.append(f"--cpus-per-task={job.resources.cpus_per_task}")
     if job.mpi is not None:
         arguments.append(f"--mpi={job.mpi}")
+    return [*arguments, *_container_arguments(job), *job.task_prefix]
+
+
+def _container_arguments(job: Job) -> list[str]:
+    """Return the site's arguments of srun, and what starts the container."""
     if job.container is None:
-        return arguments + host_arguments(job)
+        return host_arguments(job)
     for mount in job.container.mounts:
         _check(mount)
-    if job.container.options.runtime == "apptainer":
-        return arguments + host_arguments(job) + apptainer_command(job, job.container)
-    return arguments + _pyxis(job, job.container) + _without_decided(job.srun_args, job.container.options)
+    if job.container.options.runtime != "pyxis":
+        return host_arguments(job) + apptainer_command(job, job.container)
+    return _pyxis(job, job.container) + _without_decided(job.srun_args, job.container.options)
 
 
 def host_arguments(job: Job) -> list[str]:
@@ -49,15 +55,15 @@ def host_arguments(job: Job) -> list[str]:
 
     Those in most trees are Pyxis', and Pyxis need not be there.
     """
-    return [text for text in job.srun_args if "container" not in text]
+    return [word for option in step_options(job.srun_args) if not option.is_pyxis for word in option.words]
 
 
-def _without_decided(arguments: Iterable[str], options: ContainerOptions) -> list[str]:
+def _without_decided(arguments: Sequence[str], options: ContainerOptions) -> list[str]:
     """Remove the site's arguments that the container's options override."""
     decided = {
         flag for name, flags in _YES_AND_NO.items() if getattr(options, name) is not None for flag in flags
     }
-    return [text for text in arguments if text.removeprefix("--") not in decided]
+    return [word for option in step_options(arguments) if option.name not in decided for word in option.words]
 
 
 def _pyxis(job: Job, container: Container) -> list[str]:
@@ -113,13 +119,13 @@ _NO_HOME = "--no-container-mount-home"
 def apptainer_command(job: Job, container: Container) -> list[str]:
     """Return the command between srun and the task's script."""
     image = IMAGE if container.is_staged else container.image
-    return ["apptainer", "exec", *_options(job, container), image, *_entrypoint(container)]
+    return [container.options.runtime, "exec", *_options(job, container), image, *_entrypoint(container)]
 
 
 def _options(job: Job, container: Container) -> Iterator[str]:
     options = container.options
-    # Without GPUs on the node it warns, and goes on.
-    yield "--nv"
+    if options.gpu_flag is not None:
+        yield f"--{options.gpu_flag}"  # without GPUs on the node it warns, and goes on
     # The directory where the user stood at launch is none of the job's.
     home = options.mount_home if options.mount_home is not None else _NO_HOME not in job.srun_args
     yield f"--no-mount={'cwd' if home else 'home,cwd'}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.errors import did_you_mean, literal, setting_error
+from launcher.errors import literal, nearest, setting_error
 
 _TASKS = "training.trainer.num_nodes and training.trainer.devices"
 _LOG = "base_results_dir, and cluster.stderr_to_stdout"
@@ -47,7 +47,7 @@ prefer priority profile propagate reboot resv-ports segment sockets-per-node spr
 stepmgr thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid use-min-nodes wait-all-nodes
 wckey
 """
-_FREE = frozenset(_NAMES.split())
+FREE = frozenset(_NAMES.split())
 
 
 def key_hint(name: str) -> str | None:
@@ -55,7 +55,7 @@ def key_hint(name: str) -> str | None:
     flag = name.replace("_", "-")
     if flag in SET_BY:
         return f"--{flag} is set by {SET_BY[flag]}"
-    return f"sbatch has --{flag}: cluster.sbatch.{flag.replace('-', '_')}=..." if flag in _FREE else None
+    return f"sbatch has --{flag}: cluster.sbatch.{flag.replace('-', '_')}=..." if flag in FREE else None
 
 
 def checked_name(name: str) -> str:
@@ -63,8 +63,22 @@ def checked_name(name: str) -> str:
     flag = name.replace("_", "-")
     if flag in SET_BY:
         raise ValueError(f"--{flag} is set by {SET_BY[flag]}")
-    if flag not in _FREE:
-        raise ValueError(f"sbatch has no option --{flag}; {did_you_mean(flag, sorted(_FREE))}")
+    if flag not in FREE:
+        near = "".join(f"did you mean {name!r}? " for name in nearest(flag, FREE))
+        plugin = f"one of a site's plugin: cluster.spank.{name}=..."
+        raise ValueError(f"sbatch has no option --{flag} of its own; {near}{plugin}")
+    return flag
+
+
+def checked_plugin_name(name: str) -> str:
+    """Return the name of an option of a SPANK plugin; raise ValueError for one of sbatch's or Pyxis' own."""
+    flag = name.replace("_", "-")
+    if flag in FREE or flag in SET_BY:
+        raise ValueError(key_hint(flag))
+    if flag.startswith(("container-", "no-container-")):
+        raise ValueError("Pyxis' options are srun's: container_options, or cluster.srun_args")
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", flag, re.ASCII):
+        raise ValueError("not the name of an option; valid: letters, digits, - and _")
     return flag
 
 

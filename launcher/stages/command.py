@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.schema import RunConfig
+from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.stage_schema import CommandConfig
 from launcher.errors import literal, setting_error
 from launcher.plan import Job, Payload
 from launcher.stages.common import (
-    WITHOUT_GPUS,
     cpu_environment,
     environment,
     gpus_as_requested,
     resources,
     stage_job,
+    without_gpus,
 )
 from launcher.stages.names_and_paths import check_variables, checked_path, is_program
 from launcher.stages.stage import Stage, StageRun
@@ -29,7 +29,7 @@ STAGE: Final = "command"
 def _plan(run: StageRun, command: CommandConfig) -> Job:
     """Plan a site's own program: as many tasks as asked for, without GPUs unless it asks for them."""
     config, paths = run.config, run.paths
-    cluster = config.cluster.model_copy(update=_changes(command, run.changes))
+    cluster = config.cluster.model_copy(update=_changes(command, config.cluster, run.changes))
     check_variables("command.env_vars", command.env_vars)
     shared = cpu_environment(run) if command.gpus_per_node == 0 else environment(config)
     variables = {name: value for name, value in {**shared, **command.env_vars}.items() if value is not None}
@@ -55,12 +55,12 @@ def _plan(run: StageRun, command: CommandConfig) -> Job:
     )
 
 
-def _changes(command: CommandConfig, own: Mapping[str, Any]) -> dict[str, Any]:
+def _changes(command: CommandConfig, cluster: ClusterConfig, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the stage asks for in place of the cluster's own; `stage_cluster` wins over it."""
     requested = {"cpus_per_task": command.cpus_per_task, "mem": command.mem}
     changes: dict[str, Any] = {key: value for key, value in requested.items() if value is not None}
     if command.gpus_per_node == 0:
-        changes |= WITHOUT_GPUS
+        changes |= without_gpus(cluster)
     return {key: value for key, value in changes.items() if key not in own}
 
 

@@ -9,13 +9,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import ClusterConfig, RunConfig
+from launcher.config.schema import ClusterConfig, ContainerOptionsConfig, RunConfig
 from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import literal, nearest, setting_error
-from launcher.plan import Chain, Job, Payload, Queue, Resources
+from launcher.plan import REFERENCE, RENDEZVOUS, Chain, Job, Payload, Queue, Resources
 from launcher.runs.paths import LaunchPaths
+from launcher.slurm.cluster import gpus_in_gres
+from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
-from launcher.stages.names_and_paths import check_variables, required_program
+from launcher.stages.names_and_paths import check_variables, is_program, required_program
 from launcher.stages.stage import StageRun
 from slipway.arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
 
@@ -26,14 +28,11 @@ _OTHERS = ("a10",)
 # The part in front of the number: all of `gpu` and `gpu:h100`, and that of `gpu:8` and `gpu:h100:8`.
 _OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
 
-# The changes to a cluster for jobs without GPUs.
-WITHOUT_GPUS = {
-    "gpus_per_node": None,
-    "gpus_per_task": None,
-    "gres": None,
-    "gpu_request": None,
-    "exclusive": False,
-}
+
+def without_gpus(cluster: ClusterConfig) -> dict[str, Any]:
+    """Return the changes to a cluster for jobs without GPUs."""
+    requests = dict.fromkeys(("gpus_per_node", "gpus_per_task", "gpu_request"))
+    return {**requests, "gres": other_gres(cluster.gres), "exclusive": False}
 
 
 def stage_job(
@@ -54,6 +53,7 @@ def stage_job(
     `readable` what it writes and reads besides its results, each with the key that it comes from.
     """
     config, cluster = run.config, cluster or run.config.cluster
+    _check_step(cluster, config.container_options)
     directories = directories or {}
     writable = {
         Path(config.base_results_dir): "base_results_dir",
@@ -69,11 +69,46 @@ def stage_job(
         container=container(config, writable, readable or {}),
         stage_config=stage_config,
         environment=environment(config) if variables is None else variables,
+        expansions=_expansions(config),
+        setup=tuple(cluster.setup),
         srun_args=tuple(cluster.srun_args),
+        task_prefix=tuple(cluster.task_prefix),
         merge_stderr=cluster.stderr_to_stdout,
         chain=Chain(exclude_hours=config.resilience.exclude_hours),
         directories=directories,
     )
+
+
+def _check_step(cluster: ClusterConfig, container_options: ContainerOptionsConfig) -> None:
+    """Refuse what another key sets, and a word that srun would run in place of the tasks' script."""
+    for first in cluster.task_prefix[:1]:
+        if first.startswith("-") or not is_program(first):
+            message = f"cluster.task_prefix: {literal(first)}: a program's name or whole path is needed first"
+            raise setting_error(message, "options of srun itself are in cluster.srun_args")
+    set_by, key = dict(STEP_SET_BY), "cluster.srun_args"
+    for name in ("cpus_per_task", "mpi"):
+        if getattr(cluster, name) is not None:
+            set_by[name.replace("_", "-")] = f"cluster.{name}"
+    for name in ("workdir", "save"):
+        if getattr(container_options, name) is not None:
+            set_by[f"container-{name}"] = f"container_options.{name}"
+    try:
+        options = list(step_options(cluster.srun_args))
+    except ProgramWord as error:
+        whole = ",".join([*([error.before] if error.before else []), *error.words])
+        hint = f"a value with commas needs quotes, those of YAML: '{key}=[\"{whole}\"]'"
+        raise setting_error(
+            f"{key}: srun would take {literal(error.words[0])} for the program, in place of the tasks",
+            hint=hint if "=" in (error.before or "") else "words before each task: cluster.task_prefix",
+        ) from error
+    for option in options:
+        if option.name == "export" and re.match(r"ALL(,|$)", option.value or ""):
+            continue  # as Slipway has it, and more
+        if (by := set_by.get(option.name)) is not None:
+            value = f"{by}={option.value}" if option.value and " " not in by else None
+            also = () if " " in by else (by,)
+            words = " ".join(option.words) or f"-{option.name}"
+            raise setting_error(f"{key}: {literal(words)}: --{option.name} is set by {by}", value, also)
 
 
 def trainer_payload(run: StageRun, *module: str, options: Sequence[str] = ()) -> Payload:
@@ -95,7 +130,7 @@ def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: 
         # One way of asking for GPUs at a time: together they would add up or be refused.
         gpus_per_node=cluster.gpus_per_node if request == "gpus_per_node" else None,
         gpus_per_task=cluster.gpus_per_task if request == "gpus_per_task" else None,
-        gres=cluster.gres if request == "gres" else None,
+        gres=cluster.gres if request == "gres" else other_gres(cluster.gres),
         cpus_per_task=cluster.cpus_per_task,
         gpu=_gpu(cluster.gpu, {**GPUS, **table}) if cluster.gpu is not None else None,
         gpu_type=gres_type(cluster.gres),
@@ -113,7 +148,7 @@ def _gpu_types(cluster: ClusterConfig) -> dict[str, Gpu]:
         return with_site(rows)
     except MissingFigures as error:
         key = f"cluster.gpu_types.{error.name}"
-        near = nearest(error.name, GPUS)
+        near = _misspelt(error.name, GPUS)
         raise setting_error(
             f"{key}: not in the table, and without {', '.join(error.keys)}",
             hint=f"did you mean {near[0]}?" if near else "docs/memory.md has what a new GPU needs",
@@ -158,8 +193,8 @@ def _parts(name: str) -> tuple[str, str]:
 def _requesting_key(cluster: ClusterConfig) -> str:
     """Return the key that requests GPUs, or ``none``; raise UserError if two keys contradict each other."""
     gpus = cluster.gpus_per_node
-    named = re.fullmatch(r"gpu(?::[\w.-]+)?:(\d+)", cluster.gres or "")
-    if gpus is not None and named and int(named.group(1)) != gpus:
+    named = gpus_in_gres(cluster.gres or "")
+    if gpus is not None and named and sum(number for _, number in named) != gpus:
         raise setting_error(
             f"cluster.gres={cluster.gres!r} and cluster.gpus_per_node={gpus} contradict each other",
             hint="make them agree, or set one of them to null",
@@ -186,8 +221,13 @@ def gpus_as_requested(gpus: int, gres: str | None) -> tuple[int | None, str | No
     kinds = [match[1] for part in parts if (match := _OF_GPUS.fullmatch(part))]
     if not kinds:
         return gpus or None, gres
-    others = [part for part in parts if not _OF_GPUS.fullmatch(part)]
-    return None, ",".join([f"{kinds[0]}:{gpus}", *others] if gpus else others) or None
+    others = other_gres(gres)
+    return None, ",".join([f"{kinds[0]}:{gpus}", *([others] if others else [])]) if gpus else others
+
+
+def other_gres(gres: str | None) -> str | None:
+    """Return what a value of `--gres` requests besides GPUs, such as ``tmpfs:200g``."""
+    return ",".join(part for part in (gres or "").split(",") if not _OF_GPUS.fullmatch(part)) or None
 
 
 def with_gpu_per_task(requested: Resources) -> Resources:
@@ -200,13 +240,32 @@ def with_gpu_per_task(requested: Resources) -> Resources:
     )
 
 
+# A key of `cluster`, or of `cluster.sbatch`, and a further flag of sbatch that contradicts it.
+_EXCLUSIVE_FLAGS = (
+    *(("mem", "mem-per-cpu"), ("mem", "mem-per-gpu"), ("mem_per_cpu", "mem-per-gpu")),
+    *(("cpus_per_task", "cpus-per-gpu"), ("exclusive", "oversubscribe")),
+)
+
+
 def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:
     """Return the queue options: the cluster's keys of the same names, and the run's dependency."""
     names = {field.name for field in fields(Queue)} - {"dependency", "further"}
     same = {name: getattr(cluster, name) for name in names}
     further = {
-        flag: value for flag, value in cluster.sbatch.items() if value is not None and value is not False
+        flag: value
+        for flag, value in (*cluster.sbatch.items(), *cluster.spank.items())
+        if value is not None and value is not False
     }
+    for key, flag in _EXCLUSIVE_FLAGS:
+        own = further.get(key.replace("_", "-")) or getattr(cluster, key, None)
+        if own and flag in further:
+            ours = key if hasattr(cluster, key) else f"sbatch.{key}"
+            theirs = f"cluster.sbatch.{flag.replace('-', '_')}"
+            raise setting_error(
+                f"cluster.{ours}={literal(own)} and {theirs}={literal(further[flag])} exclude each other",
+                hint=f"cluster.{ours}={'False' if own is True else 'null'}, or {theirs}=null",
+                also=(theirs,),
+            )
     return Queue(**same, dependency=run.dependency, further=further)
 
 
@@ -214,8 +273,24 @@ def environment(config: RunConfig) -> dict[str, str]:
     """Return the variables of a job: the cluster's, overridden by the user's; null leaves one out."""
     for key, variables in (("cluster.env_vars", config.cluster.env_vars), ("env_vars", config.env_vars)):
         check_variables(key, variables)
-    merged = {**config.cluster.env_vars, **config.env_vars}
-    return {name: value for name, value in merged.items() if value is not None}
+    return _set({**config.cluster.env_vars, **config.env_vars})
+
+
+def _set(variables: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def _expansions(config: RunConfig) -> dict[str, str]:
+    """Return the variables that each task expands; raise UserError for what is no reference to another."""
+    for key, texts in (("cluster.env_expand", config.cluster.env_expand), ("env_expand", config.env_expand)):
+        # The tasks have the rendezvous by then, and may change it.
+        check_variables(key, texts.keys() - RENDEZVOUS)
+        for name, value in texts.items():
+            if "$" in re.sub(REFERENCE, "", value or ""):
+                hint = "valid: $NAME and ${NAME}, in YAML and on the command line \\${NAME}; no commands"
+                message = f"{key}.{name}={literal(value)}: $ is not followed by a variable's name"
+                raise setting_error(message, hint)
+    return _set({**config.cluster.env_expand, **config.env_expand})
 
 
 def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:
@@ -224,7 +299,7 @@ def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:
     `cores` of a task are requested where the cluster says nothing: Slurm's default is one core.
     """
     cluster = run.config.cluster
-    changes: dict[str, Any] = {key: value for key, value in WITHOUT_GPUS.items() if key not in run.changes}
+    changes = {key: value for key, value in without_gpus(cluster).items() if key not in run.changes}
     if cluster.cpus_per_task is None:
         changes["cpus_per_task"] = cores
     return cluster.model_copy(update=changes)
@@ -233,7 +308,7 @@ def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:
 def cpu_environment(run: StageRun) -> dict[str, str]:
     """Return the variables of a job without GPUs; see `environment`."""
     variables = environment(run.config)
-    if run.config.container is None or any(run.changes.get(key) for key in WITHOUT_GPUS):
+    if run.config.container is None or any(run.changes.get(key) for key in without_gpus(run.config.cluster)):
         return variables
     # NVIDIA's hook of the container looks for no driver then, so that nodes without GPUs do as well.
     return {"NVIDIA_VISIBLE_DEVICES": "void", **variables}

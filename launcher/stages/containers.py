@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.config.schema import ContainerOptionsConfig, RunConfig
+from launcher.config.values import expand_home
 from launcher.errors import UserError, did_you_mean, literal, setting_error
 from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Mount, Resources
 from launcher.secrecy import is_secret_key
@@ -15,7 +16,7 @@ from launcher.stages.names_and_paths import SAFE_NAME, VARIABLE, checked_path
 
 # So that `pyxis_`, a job's id and the digits of an image fit into a file's name with it.
 _LONGEST_CONTAINER_NAME = 100
-_IMAGE_FILE = (".sqsh", ".squashfs")
+_IMAGE_FILE = (".sqsh", ".squashfs", ".sqfs", ".sif")
 
 KEY = "container_mounts"
 
@@ -29,7 +30,6 @@ _FLAGS = re.compile(
 )
 # Those of tmpfs(5) have values, which the kernel checks.
 _TMPFS_FLAG = re.compile(r"(?:size|nr_blocks|nr_inodes|mode|uid|gid|huge|mpol)=[\w.%:=,-]+")
-_HOME = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
 _VALID = "valid: source, source:target or source:target:flags, tmpfs:target, umount:target"
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 # Enroot reads mounts as words of a double-quoted string of bash, on each node.
@@ -49,7 +49,6 @@ def container(
     _check_image(config.container)
     mounts = mounts_of(writable, readable, config.container_mounts)
     job_container = Container(config.container, mounts, _container_options(config.container_options))
-    _check_srun_args(config.cluster.srun_args)
     _check_file(job_container)
     return job_container
 
@@ -93,17 +92,6 @@ def _check_variable_names(names: Iterable[str]) -> None:
         )
 
 
-def _check_srun_args(arguments: Iterable[str]) -> None:
-    """Refuse a container's name that Slipway would know nothing of: the container of an older image ran."""
-    for text in arguments:
-        name = re.fullmatch(r"(?:--)?container-name(?:=(.*))?", text)
-        if name:
-            raise setting_error(
-                f"cluster.srun_args: {literal(text)}: a container with a name runs, whatever its image",
-                hint=f"container_options.name={name[1] or 'NAME'}: another container for another image",
-            )
-
-
 def check_saving(container: Container | None, resources: Resources) -> None:
     """Refuse to have several nodes write one image file: each writes what it ran, over the others."""
     most = max(resources.node_counts)
@@ -132,10 +120,13 @@ def _check_file(container: Container) -> None:
     if options.stage_to is not None and not container.is_file:
         setting = f"container_options.stage_to={literal(options.stage_to)}"
         raise _needs_file(f"{setting}: files are copied to the nodes", container)
-    if options.runtime != "apptainer":
+    if options.runtime == "pyxis":
+        if options.gpu_flag != "nv":
+            flag = f"container_options.gpu_flag={literal(options.gpu_flag)}"
+            raise setting_error(f"{flag}: Pyxis has none", f"{key}=apptainer, or singularity", (key,))
         return
     if not container.is_file:
-        raise _needs_file(f"{key}=apptainer: files are what it starts here", container)
+        raise _needs_file(f"{key}={options.runtime}: files are what it starts here", container)
     for mount in container.mounts:
         if mount.source in SOURCES_WITHOUT_PATH:
             raise setting_error(
@@ -235,7 +226,7 @@ def _parse(text: str) -> Mount:
 
 def _expanded(path: str, text: str) -> str:
     """Return a path of a mount with the user's home directory."""
-    path = _HOME.sub(lambda _: str(Path.home()), path, count=1)
+    path = expand_home(path)
     _check_words(path, text, KEY)
     return path
 
@@ -246,7 +237,7 @@ def _check_words(path: str, text: str, key: str) -> None:
         return
     hint = 'rename it, or choose a path without $, `, ", \\ and line breaks'
     if match[0] == "$" and key == KEY:
-        hint = "only $HOME is known here; of another variable: ${oc.env:NAME}"
+        hint = "of the launching shell: ${oc.env:NAME}, and $HOME; of the job: mount the directory above it"
     raise setting_error(
         f"{key}: {literal(text)} cannot be mounted: Enroot would evaluate {literal(match[0])} on the nodes",
         hint=hint,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from launcher.errors import literal, setting_error
+from launcher.plan import RENDEZVOUS
 from launcher.secrecy import MASK, hidden
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
@@ -40,6 +41,8 @@ def check_variables(key: str, names: Iterable[str]) -> None:
             hint = "valid: letters, digits and _ with no digit first"
         elif taken := _TAKEN.fullmatch(name):
             message = _TAKEN_BY[taken.lastgroup or ""]
+            if name in RENDEZVOUS:
+                hint = f"each task may change it: env_expand.{name}=..., such as '\\${{MASTER_ADDR}}i'"
         if message is not None:
             raise setting_error(f"{path}: {message}", hint=hint)
 

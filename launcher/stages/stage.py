@@ -30,7 +30,7 @@ _LONGEST_NAME = 200
 # Keys of the whole launch; the root's keys of the same names were derived from them.
 _OF_THE_LAUNCH = ("scheduler", "slurm_conf", "engine", "container")
 
-_MAPPINGS = ("env_vars", "sbatch", "gpu_types")
+_MAPPINGS = ("env_vars", "env_expand", "sbatch", "spank", "gpu_types")
 
 
 @dataclass(frozen=True, slots=True)

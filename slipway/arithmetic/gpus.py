@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 _MIB = 2**20
 _GBIT = 1e9 / 8
 _TABLE = Path(__file__).resolve().with_name("gpus.json")
-_NEEDED = ("memory_mib", "peak_tflops", "capability", "memory_gb_s")
+_NEEDED = ("memory_mib", "peak_tflops", "memory_gb_s")
 _NEW: Mapping[str, Any] = {"nvlink_gb_s": 0, "nvlink_gpus": 1}
 # gpu:h100:8, gpu:a100:8(S:0-1), in a list; a type may begin with a digit, such as MIG's 1g.5gb.
 _GRES_TYPE = re.compile(r"(?:^|,)(?:gres[/:])?gpu:(?P<type>[^:,()\s]*[A-Za-z_][^:,()\s]*)(?=[:,(\s]|$)")
@@ -34,7 +34,7 @@ class Gpu(NamedTuple):
         Dense FLOP/s by the type of the operands: ``fp32`` (CUDA cores), ``tf32``, ``fp16``, ``bf16``, ``fp8``
         and ``fp4``, as far as it has them.
     capability
-        CUDA's compute capability.
+        CUDA's compute capability; None for a GPU without CUDA.
     memory_bandwidth
         Bytes per second.
     nvlink
@@ -53,7 +53,7 @@ class Gpu(NamedTuple):
     name: str
     memory: int
     peaks: Mapping[str, float]
-    capability: tuple[int, int]
+    capability: tuple[int, int] | None
     memory_bandwidth: float
     nvlink: float
     nvlink_gpus: int
@@ -74,7 +74,7 @@ class Gpu(NamedTuple):
     @property
     def has_fp8(self) -> bool:
         """Return True from compute capability 8.9 on (Transformer Engine, check_fp8_support)."""
-        return self.capability >= (8, 9)
+        return self.capability >= (8, 9) if self.capability is not None else "fp8" in self.peaks
 
     @property
     def generation(self) -> str:
@@ -85,12 +85,12 @@ class Gpu(NamedTuple):
 def gpu_from(name: str, row: Mapping[str, Any]) -> Gpu:
     """Return the GPU of a row of the table, whose values are valid."""
     nic = row.get("nic_gbit_s")
-    major, minor = row["capability"]
+    capability = row.get("capability")
     return Gpu(
         name=name,
         memory=row["memory_mib"] * _MIB,
         peaks=MappingProxyType({kind: value * 1e12 for kind, value in row["peak_tflops"].items()}),
-        capability=(major, minor),
+        capability=tuple(capability) if capability is not None else None,
         memory_bandwidth=row["memory_gb_s"] * 1e9,
         nvlink=row["nvlink_gb_s"] * 1e9,
         nvlink_gpus=row["nvlink_gpus"],

@@ -170,6 +170,42 @@ JOB_CASES = [
     ),
     good("machine", {}, facts=replace(KNOWN, host=HostFacts(in_allocation=False))),
     bad(
+        "machine",
+        {},
+        "heterogeneous",
+        plan={"scheduler": "allocation"},
+        facts=replace(KNOWN, host=HostFacts(in_allocation=True, is_heterogeneous=True)),
+    ),
+    warns(
+        "machine",
+        {},
+        "cannot import torch on this machine; cluster.setup may bring it on the nodes",
+        facts=replace(
+            KNOWN,
+            host=HostFacts(
+                in_allocation=False,
+                interpreter=Interpreter(
+                    "python3", False, "/bin/python3", None, None, ("torch",), "cluster.setup"
+                ),
+            ),
+        ),
+    ),
+    warns(
+        "keys.variables",
+        {},
+        "env_vars.LIB='/x:$LIB': $LIB stays as it is",
+        "env_expand.LIB, in place of env_vars.LIB",
+        facts=replace(KNOWN, unexpanded=(("env_vars.LIB", "/x:$LIB"),)),
+    ),
+    warns(
+        "keys.variables",
+        {},
+        "base_results_dir='/x/$A'",
+        "${oc.env:A}",
+        facts=replace(KNOWN, unexpanded=(("base_results_dir", "/x/$A"),)),
+    ),
+    good("keys.variables", {}),
+    bad(
         "scheduler",
         {},
         "Invalid account",

@@ -25,6 +25,7 @@ KNOWN = Facts(
     missing_secrets=(),
     supervisor_python="",
     trainer_verdict="",
+    unexpanded=(),
 )
 
 GPT: dict[str, Any] = {

@@ -68,6 +68,26 @@ def test_an_interpreter_is_asked_in_the_jobs_environment(programs: Path) -> None
     assert "cannot import nothing" in error(*BARE, f"cluster.python={fake}", "env_vars.SAID=nothing")
 
 
+@pytest.mark.parametrize(
+    ("key", "way"),
+    [
+        ("cluster.setup=[module load torch]", "cluster.setup"),
+        ("cluster.task_prefix=[shifter]", "cluster.task_prefix"),
+        ("cluster.srun_args=[--environment=/x.toml]", "--environment of cluster.srun_args"),
+        ("+cluster.spank.image=x", "cluster.spank"),
+        ("cluster.srun_args=[--label,--container-mounts=/x]", None),
+    ],
+)
+def test_libraries_that_the_job_may_bring_are_a_warning(programs: Path, key: str, way: str | None) -> None:
+    fake = write_script(programs / "python", "echo missing: torch")
+    words = (*BARE, f"cluster.python={fake}", key)
+    if way is None:
+        assert "cannot import torch" in error(*words)
+        return
+    (message,) = warnings(*words)
+    assert f"cannot import torch on this machine; {way} may bring it on the nodes" in message
+
+
 @pytest.mark.parametrize("text", ["exit 1", "echo hello"])
 def test_interpreter_that_does_not_answer_is_a_warning(programs: Path, text: str) -> None:
     (message,) = warnings(*BARE, f"cluster.python={write_script(programs / 'python', text)}")

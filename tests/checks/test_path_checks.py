@@ -459,6 +459,25 @@ def test_disks_of_this_machine_tell_nothing_of_the_nodes(
     assert finding.message.endswith("on this machine; every node must have it")
 
 
+@pytest.mark.parametrize(
+    ("mounts", "hidden"),
+    [
+        ("[/dev/shm:/x/sub,/dev:/x]", "'/dev/shm:/x/sub': /dev:/x is mounted after it, and hides it"),
+        ("[/dev:/b,/proc:/b]", "'/dev:/b': /proc:/b is mounted after it, and hides it"),
+        ("[/dev:/x,/dev/shm:/x/sub]", None),
+        ("[/dev/null:/x/null,/dev:/x]", None),  # the same file
+        ("[/dev:/x,tmpfs:/x]", None),
+        ("[/dev:/xy,/proc:/x]", None),
+    ],
+)
+def test_mount_that_a_later_one_hides_is_a_warning(mounts: str, hidden: str | None, workdir: Path) -> None:
+    image(workdir / "x.sqsh")
+    findings = path_findings(*SLURM, f"container={workdir}/x.sqsh", f"container_mounts={mounts}")
+    messages = [finding.message for finding in findings if finding.id == "path.mounts"]
+    assert messages == ([f"container_mounts={hidden}"] if hidden else [])
+    assert all(finding.severity is Severity.WARNING for finding in findings if finding.id == "path.mounts")
+
+
 def test_paths_in_the_container_are_those_of_its_mounts(workdir: Path) -> None:
     inside = (f"{PREFIX}=[/corpus/text]", f"container_mounts=['{workdir}/data/deep:/corpus']")
     (workdir / "data/deep").mkdir()

@@ -41,6 +41,7 @@ def test_unknown_facts_skip_a_check() -> None:
     assert {finding.severity for finding in findings} == {Severity.SKIPPED}
     skipped = [
         "keys.unknown",
+        "keys.variables",
         "engine.megatron",
         "job.python",
         "run.singleton",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,3 +69,31 @@ def test_our_own_files_write_text_as_text(monkeypatch: pytest.MonkeyPatch) -> No
     for group in ("cluster", "training"):
         for choice in list_options(group):
             compose([f"{group}={choice}"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "expected"),
+    [
+        (["base_results_dir=$HOME/r"], "base_results_dir", "{}/r"),
+        (["base_results_dir=~/r"], "base_results_dir", "{}/r"),
+        (["container=~/x.sqsh"], "container", "{}/x.sqsh"),
+        (["env_files.A_TOKEN=$HOME/token"], "env_files.A_TOKEN", "{}/token"),
+        (["wandb_api_key_file=~/key"], "wandb_api_key_file", "{}/key"),
+        (["cluster.python=~/bin/python"], "cluster.python", "{}/bin/python"),
+        (["training.run.results_dir=~/r"], "training.run.results_dir", "{}/r"),
+        (["training.model.tokenizer.vocab_file=~/v"], "training.model.tokenizer.vocab_file", "{}/v"),
+        (["training.model.data.data_prefix=[1.0,'~/x']"], "training.model.data.data_prefix.1", "{}/x"),
+        (["base_results_dir=/a~/b"], "base_results_dir", "/a~/b"),
+        (["env_vars.A=~/x", "env_vars.B=$HOME"], "env_vars.A", "~/x"),
+        (["env_expand.A=$HOME/x"], "env_expand.A", "$HOME/x"),
+        (["cluster.task_prefix=[env,$HOME/x]"], "cluster.task_prefix.1", "$HOME/x"),
+        (["cluster.comment=$HOMER/x"], "cluster.comment", "$HOMER/x"),
+    ],
+)
+def test_home_is_that_of_the_user_where_a_value_begins_with_it(
+    overrides: list[str], key: str, expected: str
+) -> None:
+    value: Any = compose(overrides).config.model_dump()
+    for part in key.split("."):
+        value = value[int(part) if part.isdecimal() else part]
+    assert value == expected.format(Path.home())

@@ -10,7 +10,7 @@ import pytest
 from launcher.config.compose import compose, list_options
 from launcher.errors import UserError
 from launcher.plan import Job
-from launcher.rendering.slurm_flags import FLAGS
+from launcher.rendering.slurm_flags import FLAGS, srun_arguments
 from launcher.slurm.sbatch_options import SET_BY, checked_name
 from launcher.stages.planning import plan_launch
 
@@ -42,6 +42,9 @@ def test_resources_are_read_in_the_notations_of_users(override: str, field: str,
     assert planned == value and type(planned) is type(value)
 
 
+_COMMAND = ["stages=[command]", "command.argv=[/bin/true]"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -51,11 +54,99 @@ def test_resources_are_read_in_the_notations_of_users(override: str, field: str,
         (["cluster.gpu_request=gres"], (None, None, "gpu:8")),
         (["cluster.gpu_request=none"], (None, None, None)),
         (["cluster.gpus_per_node=null"], (None, None, "gpu:8")),
+        # What is no GPU is kept beside them.
+        (["cluster.gres=tmpfs:200g"], (8, None, "tmpfs:200g")),
+        (["cluster.gres='gpu:8,nvme:1'"], (8, None, "nvme:1")),
+        (["cluster.gres='gpu:8,nvme:1'", "cluster.gpu_request=gres"], (None, None, "gpu:8,nvme:1")),
+        (["cluster.gres='nvme:1,gpu:a100:8'", "cluster.gpus_per_task=1"], (None, 1, "nvme:1")),
+        (["cluster.gres='gpu:8,nvme:1'", "cluster.gpu_request=none"], (None, None, "nvme:1")),
+        (
+            ["cluster.gres='gpu:8,nvme:1'", "stages=[data_preparation]", "data_preparation.inputs=[/x]"],
+            (None, None, "nvme:1"),
+        ),
+        (
+            ["cluster.gres='gpu:8,nvme:1'", "stages=[command]", "command.argv=[/bin/true]"],
+            (None, None, "nvme:1"),
+        ),
+        (
+            [
+                "cluster.gres=nvme:1",
+                "stages=[command]",
+                "command.argv=[/bin/true]",
+                "command.gpus_per_node=2",
+            ],
+            (2, None, "nvme:1"),
+        ),
+        (["cluster.gres=tmpfs:1g", "+stage_cluster.training.gres=null"], (8, None, None)),
     ],
 )
 def test_gpus_are_requested_in_one_way(overrides: list[str], expected: tuple[Any, ...]) -> None:
     resources = job(*overrides).resources
     assert (resources.gpus_per_node, resources.gpus_per_task, resources.gres) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("[--ntasks=3]", ["'--ntasks=3'", "training.trainer.devices"]),
+        ("[-N2]", ["'-N2'", "--nodes is set by"]),
+        ("[-lN,2]", ["'-lN 2'", "--nodes is set by"]),
+        ("[--output=/x.%t]", ["--output is set by base_results_dir"]),
+        ("[--jobid=1]", ["--jobid is set by Slipway"]),
+        ("[--export=NONE]", ["--export is set by env_vars"]),
+        ("[--kill-on-bad-exit=0]", ["--kill-on-bad-exit is set by Slipway"]),
+        ("[--kill=0]", ["'--kill=0': --kill-on-bad-exit is set by"]),  # an abbreviation that getopt takes
+        ("[-K0]", ["--kill-on-bad-exit is set by"]),
+        ("[--container-image=foo]", ["--container-image is set by container", "container=foo"]),
+        ("[--container-im,foo]", ["--container-image is set by container", "container=foo"]),
+        ("[--container-name=x]", ["container_options.name=x"]),
+        ("[--container-workdir=/y]", ["container_options.workdir=/y"]),
+        ("[--mpi,pmix]", ["'--mpi pmix': --mpi is set by cluster.mpi", "cluster.mpi=pmix"]),
+        ("'-c 4'", ["'-c 4': --cpus-per-task is set by", "cluster.cpus_per_task=4"]),
+        ("[--time=1:00]", ["--time is set by training.run.time_limit"]),
+        ("[-wn1]", ["cluster.nodelist=n1"]),
+        ("[--cpu-bind=mask_cpu:0x1,0x2,0x4]", ["'0x2'", '["--cpu-bind=mask_cpu:0x1,0x2,0x4"]']),
+        ("[--het-group=0,1]", ["'1'", '["--het-group=0,1"]']),
+        ("[--label,true]", ["'true'", "for the program"]),
+        ("[--environment=/a.toml,/b.toml]", ['["--environment=/a.toml,/b.toml"]']),
+        ("[bash]", ["'bash'", "cluster.task_prefix"]),
+        ("[--label,--,bash]", ["'--'", "cluster.task_prefix"]),
+    ],
+)
+def test_arguments_of_srun_that_another_key_sets_are_refused(arguments: str, words: list[str]) -> None:
+    own = ["cluster.mpi=pmi2", "cluster.cpus_per_task=2", "container_options.workdir=/x"]
+    with pytest.raises(UserError) as raised:
+        job(*own, f"cluster.srun_args={arguments}")
+    assert str(raised.value).startswith("cluster.srun_args: ")
+    for word in words:
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "of_a_container", "kept"),
+    [
+        ('["--cpu-bind=mask_cpu:0x1,0x2"]', "null", ["--cpu-bind=mask_cpu:0x1,0x2"]),
+        ("[--environment=/lab/containers/ngc.toml,--label]", "null", 2),
+        ("[--environment,/lab/containers/ngc.toml]", "null", 2),
+        ("[--task-prolog=/site/container_prolog.sh]", "null", 1),
+        ("[--container-unshare=net,--label]", "null", ["--label"]),
+        ("[--container-mounts,/a:/b,--wait=60]", "null", ["--wait=60"]),
+        ("[--no-container-mount-home,-l]", "null", ["-l"]),
+        ("[--container-mounts,/a:/b,--wait=60]", "/x.sqsh", 3),
+        ("[--mpi=none,--gpu-bind=map_gpu:0,--mem=0,--exclusive]", "/x.sqsh", 4),
+    ],
+)
+def test_arguments_of_srun_are_left_out_where_their_names_are_those_of_pyxis(
+    arguments: str, of_a_container: str, kept: list[str] | int
+) -> None:
+    planned = job(f"cluster.srun_args={arguments}", f"container={of_a_container}", "engine=megatron")
+    written, kept = srun_arguments(planned), list(planned.srun_args) if isinstance(kept, int) else kept
+    assert written[-len(kept) :] == kept
+
+
+def test_gpus_of_gres_and_of_their_own_key_must_agree() -> None:
+    with pytest.raises(UserError, match="contradict each other"):
+        job("cluster.gres='gpu:4,nvme:1'")
 
 
 def test_further_flags_are_named_with_dashes_or_underscores() -> None:

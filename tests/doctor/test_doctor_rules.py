@@ -304,6 +304,10 @@ def test_apptainer_is_needed_where_it_starts_the_tasks() -> None:
     present = apptainer_line(replace(machine(), tools=tools), requirements, is_node=True)
     assert present is not None
     assert present.status is Status.OK
+    other = replace(requirements, runtime="singularity")
+    absent = apptainer_line(replace(machine(), tools=tools), other, is_node=True)
+    assert absent is not None
+    assert (absent.status, absent.fix) == (Status.MISSING, "container_options.runtime=apptainer")
 
 
 def test_credentials_are_reported_by_registry() -> None:

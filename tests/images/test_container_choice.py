@@ -146,7 +146,28 @@ def test_a_torn_image_is_found_by_the_checks(directory: Path) -> None:
     image(directory / "torn.sqsh", size=200)
     path = missing_path(draft_with(f"{directory}/torn.sqsh"))
     assert path.why.startswith("cut short")
-    assert path.fix == f"make it anew: slipway image import IMAGE --output {directory}/torn.sqsh --force"
+    assert path.fix == "made anew, beside it: slipway image import IMAGE --output FILE"
+
+
+def test_images_of_apptainer_are_images_where_it_starts_them(directory: Path) -> None:
+    sif, sandbox = directory / "x.sif", directory / "sandbox"
+    sif.write_bytes(b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\0" + bytes(500))
+    sandbox.mkdir()
+    image(directory / "whole.sqsh")
+    for runtime in ("apptainer", "singularity"):
+        option = f"container_options.runtime={runtime}"
+        for path in (sif, sandbox, directory / "whole.sqsh"):
+            assert missing_image(PathResolver(draft_with(str(path), option))) == ()
+        # A directory is not copied to the nodes.
+        staged = missing_path(draft_with(str(sandbox), option, "container_options.stage_to=/scratch"))
+        assert staged.why == "a directory, not a file"
+        (directory / "no.sif").write_text("#!/bin/sh\n")
+        fix = missing_path(draft_with(f"{directory}/no.sif", option)).fix or ""
+        assert "--force" not in fix and "no.sif" not in fix
+    wrong = missing_path(draft_with(str(sif)))
+    assert wrong.why == "an image of Apptainer's (SIF), which Pyxis does not start"
+    assert wrong.fix == "container_options.runtime=apptainer, or singularity"
+    assert missing_path(draft_with(str(sandbox))).why == "a directory, not a file"
 
 
 def test_a_registry_image_on_many_nodes_is_a_warning(directory: Path) -> None:

@@ -1,7 +1,8 @@
-"""The keys that a configuration adds to the shipped tree, and the GPUs that it says a node has."""
+"""Facts of the configuration alone: keys that are not shipped, GPUs of a node, unexpanded variables."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -10,7 +11,10 @@ from launcher.checks.rules.keys import KEYS
 from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
 from launcher.config.overrides import parse_override
+from launcher.config.secrets import values_of
+from launcher.config.values import AS_WRITTEN
 from launcher.drafting import Draft
+from launcher.plan import REFERENCE
 from launcher.stages.megatron_lm import is_translated
 from launcher.stages.stage import stage_cluster
 
@@ -22,6 +26,18 @@ def node_gpus(draft: Draft) -> int | None:
     config, stage = draft.composition.config, draft.plan.job.stage
     cluster = stage_cluster(config, stage)
     return gpus_of(cluster.gpus_per_node, cluster.gres)
+
+
+def unexpanded(draft: Draft) -> tuple[tuple[str, str], ...]:
+    """Return the keys whose values hold a reference of the shell's that stays as it is, with the values."""
+    found: dict[str, str] = {}
+    for key, value in values_of(draft.composition.config.model_dump(exclude={"stage_cluster"})):
+        if isinstance(value, str) and re.search(REFERENCE, value):
+            # What is derived from a value is that key's.
+            is_derived = AS_WRITTEN.search(key) or any(other in value for other in found.values())
+            if "env_vars." in key or not is_derived:
+                found[key] = value
+    return tuple(found.items())
 
 
 def added_keys(draft: Draft) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from launcher.errors import file_mode, nearest_files
 from launcher.plan import Job, Plan
 from launcher.runs.provenance import user
 from launcher.slurm.cluster import ClusterFacts
+from launcher.slurm.srun_options import step_options
 from slipway.supervisor.settings import OLDEST_PYTHON
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def host_question(draft: Draft) -> object:
     libraries = _libraries(job) if job.stage in LIBRARIES else ()
     environment = tuple(sorted(job.environment.items()))
     container, program = job.container is None, job.payload.argv[0]
-    return draft.plan.scheduler, libraries, job.engine, container, program, environment
+    return draft.plan.scheduler, libraries, job.engine, container, program, environment, _changed_by(draft)
 
 
 def host_facts(draft: Draft) -> HostFacts:
@@ -61,8 +62,23 @@ def host_facts(draft: Draft) -> HostFacts:
     return HostFacts(
         in_allocation=bool(os.environ.get("SLURM_JOB_ID")),
         allocation_nodes=int(nodes) if nodes.isdecimal() else None,
-        interpreter=_interpreter(draft.plan),
+        interpreter=_interpreter(draft.plan, _changed_by(draft)),
+        is_heterogeneous="SLURM_HET_SIZE" in os.environ,
     )
+
+
+def _changed_by(draft: Draft) -> str | None:
+    """Return the key or option by which the job changes what its interpreter finds on the nodes."""
+    job = draft.plan.job
+    by_plugin = next((option for option in step_options(job.srun_args) if option.is_of_a_site), None)
+    ways = {
+        "cluster.setup": job.setup,
+        "cluster.task_prefix": job.task_prefix,
+        "cluster.spank": draft.config.cluster.spank,
+        f"--{by_plugin and by_plugin.name} of cluster.srun_args": by_plugin,
+        "--template-dir": draft.template_dir,
+    }
+    return next((way for way, value in ways.items() if value), None)
 
 
 def lacks_gpus(draft: Draft) -> str | None:
@@ -74,7 +90,7 @@ def lacks_gpus(draft: Draft) -> str | None:
     return "the GPUs of the sandbox are fake" if is_sandbox_of(draft.plan.slurm_conf) else None
 
 
-def _interpreter(plan: Plan) -> Interpreter | None:
+def _interpreter(plan: Plan, changed_by: str | None) -> Interpreter | None:
     """Return what this machine has of the tasks' interpreter; None if they run another program."""
     job = plan.job
     in_container = job.container is not None and plan.scheduler != "local"
@@ -84,7 +100,7 @@ def _interpreter(plan: Plan) -> Interpreter | None:
     is_own = name == sys.executable
     if (program := shutil.which(name)) is not None:
         missing = _missing_libraries(program, _libraries(job), job.environment)
-        return Interpreter(name, is_own, program, missing=missing)
+        return Interpreter(name, is_own, program, missing=missing, changed_by=changed_by)
     path = Path(name)
     if not path.is_absolute() or not stat.S_ISDIR(file_mode(path.parent)):
         return Interpreter(name, is_own)  # the nodes may have it

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from launcher.images.resolve import ResolvedImage
     from launcher.releases import Contents
 
-_SUFFIXES = (".sqsh", ".squashfs")
+_SUFFIXES = (".sqsh", ".squashfs", ".sif")
+# Behind the interpreter's line of a file in the Singularity Image Format (sylabs/sif, pkg/sif/sif.go).
+_SIF_MAGIC = slice(32, 41)
 _NOT_RECORDED = "nobody recorded what is in {}: slipway image inspect --deep looks, and writes it down"
 
 
@@ -31,14 +33,24 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         why = "not on this machine; every node must have it"
         return (MissingPath("container", container.image, why, False),)
     registry = "an image of a registry is such as container=nvcr.io#nvidia/nemo:25.07"
+    options = container.options
     fix = f"{nearest_files(path, _SUFFIXES)}\n{registry}"
     # Imported late: many launches have no image that is a file.
     from launcher.images.squashfs import SUPERBLOCK_BYTES, squashfs_fault
 
     try:
+        if options.runtime != "pyxis" and options.stage_to is None and path.is_dir():
+            return ()  # Apptainer starts a directory too
         with opened(path) as stream:
-            fault = squashfs_fault(stream.read(SUPERBLOCK_BYTES), stream.seek(0, 2))
-            fix = f"make it anew: slipway image import IMAGE --output {shlex.quote(str(path))} --force"
+            header = stream.read(SUPERBLOCK_BYTES)
+            fault = squashfs_fault(header, stream.seek(0, 2))
+            # A user's own file is never to be overwritten.
+            fix = "made anew, beside it: slipway image import IMAGE --output FILE"
+        if header[_SIF_MAGIC] == b"SIF_MAGIC":
+            fault = "an image of Apptainer's (SIF), which Pyxis does not start"
+            fix = "container_options.runtime=apptainer, or singularity"
+            if options.runtime != "pyxis":
+                return ()
     except OSError as error:
         fault = why_unreadable(error)
     if fault is None:

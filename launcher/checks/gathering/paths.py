@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from launcher.checks.gathering.path_resolver import PathResolver, is_there, tell
 from launcher.drafting import Draft
 from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
-from launcher.plan import SOURCES_WITHOUT_PATH, Plan
+from launcher.plan import SOURCES_WITHOUT_PATH, Mount, Plan
 from launcher.releases import megatron_lm
 from launcher.stages.command import STAGE as COMMAND
 from launcher.stages.data_preparation import directory_of, local_inputs
@@ -124,7 +124,21 @@ def missing_mounts(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
             key, fix = _named(resolver, path)
             why = "there is no such file or directory to mount"
             lost.append(resolver.missing(key, source, why, fix, at=path))
-    return tuple(lost)
+    return (*lost, *_hidden_mounts(container.mounts))
+
+
+def _hidden_mounts(mounts: Sequence[Mount]) -> Iterator[MissingPath]:
+    """Yield the mounts that a later one of something else covers."""
+    for number, mount in enumerate(mounts):
+        for later in mounts[number + 1 :]:
+            target = Path(mount.target)
+            if not target.is_relative_to(later.target) or later.source in SOURCES_WITHOUT_PATH:
+                continue
+            if Path(later.source, target.relative_to(later.target)) != Path(mount.source):
+                why = f"{later.source}:{later.target} is mounted after it, and hides it"
+                fix = "the outer directory first, and one mount for each target"
+                yield MissingPath("container_mounts", f"{mount.source}:{mount.target}", why, False, fix)
+                break
 
 
 def _named(resolver: PathResolver, path: Path) -> tuple[str, str | None]:

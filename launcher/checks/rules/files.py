@@ -326,6 +326,9 @@ def machine_problems(plan: Plan, host: facts.HostFacts) -> Iterator[Finding]:
     fix = f"salloc --nodes={resources.nodes} --ntasks-per-node={resources.tasks_per_node}"
     if not host.in_allocation:
         yield error("cluster.scheduler", "allocation", "this shell is in no allocation", fix)
+    elif host.is_heterogeneous:
+        text = "a run is one step, and the allocation is heterogeneous (of a salloc with ' : ')"
+        yield error("cluster.scheduler", "allocation", text, fix)
     elif host.allocation_nodes is not None and host.allocation_nodes < resources.nodes:
         text = f"the allocation that this shell is in has {host.allocation_nodes}"
         yield error(NODES, resources.nodes, text, fix)
@@ -347,7 +350,10 @@ def _interpreter_problems(plan: Plan, python: facts.Interpreter) -> Iterator[Fin
             " Slipway's checkout or wheel\n"
             "or name another interpreter, cluster.python=..., or an image, container=..."
         )
-        yield error(_PYTHON, name, f"{who} cannot import {', '.join(python.missing)}", fix)
+        text, tell = f"{who} cannot import {', '.join(python.missing)}", error
+        if python.changed_by is not None:
+            text, tell = f"{text} on this machine; {python.changed_by} may bring it on the nodes", warning
+        yield tell(_PYTHON, name, text, fix)
 
 
 @check(SCHEDULER, "Slurm takes the script, by `sbatch --test-only`", "submission.is_refused")

@@ -12,6 +12,7 @@ from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder
 from launcher.estimates.training import LATENT, LATENT_QUERY
 from launcher.estimates.values import Values, full, is_number, is_whole
+from launcher.plan import REFERENCE, Plan
 
 _SIZES = "tensor_model_parallel pipeline_model_parallel virtual_pipeline_model_parallel context_parallel"
 _STACK = "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels"
@@ -208,5 +209,21 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "")
 
 
+@check("keys.variables", "variables of the shell are in values that something expands", "unexpanded")
+def variable_problems(plan: Plan, unexpanded: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    for key, value in unexpanded:
+        match, fix = re.search(REFERENCE, value), "of the shell that launches: ${{oc.env:{}}}"
+        assert match is not None
+        if "env_vars." in key:
+            fix = f"in each task: env_expand.{key.rpartition('.')[2]}, in place of {escape(key)}; {fix}"
+        text, variable = f"{match[0]} stays as it is: no shell expands it", match["braced"] or match["name"]
+        yield warning(key, value, text, fix.format(variable))
+    cores = "SLURM_CPUS_PER_TASK"
+    for name, value in plan.job.expansions.items():
+        if cores in value and plan.job.resources.cpus_per_task is None:
+            text = f"Slurm sets {cores} only where cluster.cpus_per_task is set"
+            yield warning(f"env_expand.{name}", value, text, "cluster.cpus_per_task=...")
+
+
 TYPES = (whole_problems, number_problems, flag_problems)
-CHECKS = (key_problems, trainer_problems)
+CHECKS = (key_problems, variable_problems, trainer_problems)

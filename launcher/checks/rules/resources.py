@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from launcher.checks.facts import Facts
@@ -11,9 +10,10 @@ from launcher.estimates.parallelism import DEVICES, CountedGpu, gpu_of
 from launcher.estimates.training import precision_of
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan, Resources
+from launcher.slurm.cluster import gpus_in_gres
+from slipway.arithmetic.gpus import gres_type
 
 GPUS = "layout.gpus"
-_GRES = re.compile(r"gpu(?::[\w.-]+)?:(\d+)")
 PER_TASK = "cluster.gpus_per_task"
 ELASTIC_NODES = "resilience.nodes"
 _FP8_RECIPE = "model.fp8_recipe"
@@ -46,7 +46,7 @@ def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
     key, number = "cluster.gpus_per_node", resources.gpus_per_node
     if resources.gpus_per_task is not None:
         key, number = PER_TASK, resources.gpus_per_task
-    if resources.gpu_type is not None and resources.gres is None and number is not None:
+    if resources.gpu_type is not None and gres_type(resources.gres) is None and number is not None:
         message = f"the job asks with {key}={number}, of any type"
         fix = "cluster.gpu_request=gres"
         yield warning("cluster.gres", f"gpu:{resources.gpu_type}", message, fix, (key,))
@@ -58,15 +58,16 @@ def _precision(values: Values, counted: CountedGpu, engine: str | None) -> Itera
     if is_assumed:
         return
     recipe, precision = str(values.raw(_FP8_RECIPE)), "trainer.precision"
+    own = gpu.capability or (99, 0)  # what CUDA lacks is no limit of others' GPUs
     if values.flag("model.fp8") and not gpu.has_fp8:
         message = (
             f"{gpu.name} ({source}) has no FP8: Transformer Engine refuses it below compute capability 8.9,"
             " which L4, L40S and H100 have"
         )
         yield error("model.fp8", True, message, f"{full('model.fp8')}=False")
-    elif values.flag("model.fp8") and (needed := _CAPABILITIES.get(recipe, gpu.capability)) > gpu.capability:
+    elif values.flag("model.fp8") and (needed := _CAPABILITIES.get(recipe, own)) > own:
         message = (
-            f"{gpu.name} ({source}) has compute capability {gpu.capability[0]}.{gpu.capability[1]}: this"
+            f"{gpu.name} ({source}) has compute capability {own[0]}.{own[1]}: this"
             f" recipe needs {needed[0]}.{needed[1]}"
         )
         yield error(_FP8_RECIPE, recipe, message, f"{full(_FP8_RECIPE)}=tensorwise")
@@ -83,8 +84,8 @@ def _precision(values: Values, counted: CountedGpu, engine: str | None) -> Itera
 
 def gpus_of(gpus_per_node: int | None, gres: str | None) -> int | None:
     """Return the GPUs of a node, as far as one of the two says it."""
-    named = _GRES.fullmatch(gres or "")
-    return gpus_per_node if gpus_per_node is not None else int(named[1]) if named else None
+    named = gpus_in_gres(gres or "")
+    return gpus_per_node if gpus_per_node is not None or not named else sum(number for _, number in named)
 
 
 def _per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
