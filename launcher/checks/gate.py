@@ -17,6 +17,7 @@ from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script
 from launcher.schedulers import scheduler_for
+from launcher.schedulers.base import Validation
 from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
 from launcher.stages.workspace import STAGE as WORKSPACE
 
@@ -131,7 +132,7 @@ LOOKING_GATHERERS: Mapping[str, _Gatherer] = {
 
 
 def show_to_scheduler(
-    report: CheckReport, validate: Callable[[str], str | None] | None = None, *, must_answer: bool = True
+    report: CheckReport, validate: Callable[[str], Validation] | None = None, *, must_answer: bool = True
 ) -> CheckReport:
     """Return a report with the scheduler's answer to the script, the last of the facts.
 
@@ -149,7 +150,7 @@ def show_to_scheduler(
         script = empty_script(plan) if plan.job.stage == WORKSPACE else report.draft.script
         validate = validate or scheduler_for(plan.scheduler, plan.slurm_conf).validate
         try:
-            answer = SubmissionFacts(is_refused=False, message=validate(script))
+            answer = SubmissionFacts(is_refused=False, **validate(script)._asdict())
         except Unreachable as error:
             if must_answer:
                 raise
@@ -158,7 +159,7 @@ def show_to_scheduler(
             why = NO_SLURM if says_no_slurm(error.message) else error.message
             answer = SubmissionFacts(None, missing={"is_refused": why})
         except UserError as error:
-            answer = SubmissionFacts(is_refused=True, message=error.message, fix=error.hint)
+            answer = SubmissionFacts(is_refused=True, refusal=error.message, fix=error.hint)
     facts = replace(report.facts, submission=answer)
     others = [check.id for check in CHECKS if check.id != SCHEDULER]
     findings = [*report.findings, *run_checks(plan, facts, others)]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import random
 
-from launcher.errors import NOT_KNOWN, UserError
+from launcher.errors import NOT_KNOWN, UserError, escape, shortened
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,9 @@ NO_SLURM = "no Slurm found on this machine"
 
 # The prefixes of Slurm's messages: the name of the command, or of one of its functions.
 _PROGRAM = re.compile(r"^(\w+: (error: )?|slurm_\w+ error: )")
+
+# The words of sbatch itself about a job that it accepts, or would.
+_ACCEPTING = re.compile(r"Submitted batch job [0-9]+|Job [0-9]+ to start at ")
 
 # Slurm's words, in lower case, for a controller that is busy, restarting or gone: asking again may help, and
 # they do not say whether a submission was accepted.
@@ -58,6 +61,7 @@ _NO_ANSWER = (
     "unexpected message received",  # all that scontrol says about it
     "zero bytes",
 )
+_VERDICT = re.compile(r".*(Batch job submission failed|allocation failure): ", re.DOTALL)
 # The commands are installed, but there is no slurm.conf.
 _NO_CONFIGURATION = ("resolve_ctls_from_dns_srv", "fetch_config: DNS SRV lookup failed")
 
@@ -88,9 +92,19 @@ def error_text(stderr: str) -> str:
 
 
 def says_unanswered(message: str) -> bool:
-    """Return True if Slurm's message means that nobody answered; all other messages are answers."""
-    lower = message.lower()
+    """Return True if Slurm's message means that nobody answered; all other messages are answers.
+
+    Before sbatch's own verdict stands what the site's filters say, in any words.
+    """
+    lower = _VERDICT.sub("", message).lower()
     return any(words in lower for words in _NO_ANSWER)
+
+
+def notice_of(answer: str) -> str | None:
+    """Return what a site says of a job that sbatch accepts, as its filters do; None if nothing."""
+    lines = [_PROGRAM.sub("", line).strip() for line in answer.splitlines()]
+    said = "; ".join(line for line in dict.fromkeys(lines) if line and not _ACCEPTING.match(line))
+    return escape(shortened(said)) if said else None
 
 
 def says_no_slurm(message: str) -> bool:

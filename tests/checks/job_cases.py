@@ -181,7 +181,9 @@ JOB_CASES = [
         "scheduler",
         {},
         "the job would wait",
-        facts=replace(KNOWN, submission=SubmissionFacts(False, "as the cluster is now, the job would wait")),
+        facts=replace(
+            KNOWN, submission=SubmissionFacts(False, waits="as the cluster is now, the job would wait")
+        ),
     ),
     good("scheduler", {}, facts=replace(KNOWN, submission=SubmissionFacts(False))),
     warns(
