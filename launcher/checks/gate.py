@@ -18,7 +18,7 @@ from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script
 from launcher.schedulers import scheduler_for
 from launcher.schedulers.base import Validation
-from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
+from launcher.slurm.commands import NO_SLURM, Unreachable
 from launcher.stages.workspace import STAGE as WORKSPACE
 
 _logger = logging.getLogger(__name__)
@@ -54,10 +54,20 @@ def check_launch(
     """
     require_skippable(skipped)
     reports = check_drafts(drafts, skipped, look=look)
+    if not any(report.of(Severity.ERROR) for report in reports):
+        for report in reports:
+            _require_scheduler(report)
     for warning in (mistake for report in reports for mistake in report.mistakes(Severity.WARNING)):
         _logger.warning("warning: %s", warning)
     require_passed(reports)
     return reports
+
+
+def _require_scheduler(report: CheckReport) -> None:
+    """Raise Unreachable where there is no scheduler: next to that no warning counts."""
+    why = report.facts.cluster.missing.get("settings", "") if report.facts.cluster is not None else ""
+    if why == NO_SLURM or "there is no " in why:  # one that is silent is asked again by the launch
+        show_to_scheduler(report)
 
 
 def require_skippable(skipped: Sequence[str]) -> None:
@@ -154,10 +164,7 @@ def show_to_scheduler(
         except Unreachable as error:
             if must_answer:
                 raise
-            # The places where the commands looked for a configuration are many, and the checks of the
-            # cluster have said why.
-            why = NO_SLURM if says_no_slurm(error.message) else error.message
-            answer = SubmissionFacts(None, missing={"is_refused": why})
+            answer = SubmissionFacts(None, missing={"is_refused": error.message})
         except UserError as error:
             answer = SubmissionFacts(is_refused=True, refusal=error.message, fix=error.hint)
     facts = replace(report.facts, submission=answer)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.errors import UserError, file_mode
+from launcher.errors import UserError, escape, file_mode
 from launcher.runs.paths import SCRIPT_SUFFIX, SUBMITTED, submitted_name
 from launcher.runs.provenance import user
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, NotHeld, Submission, Validation
@@ -61,6 +61,7 @@ class SlurmScheduler:
     def validate(self, script_text: str) -> Validation:
         """Show the script to ``sbatch --test-only``; see `Scheduler.validate`."""
         self._require_configuration()
+        self._require_cluster()
         # A file and not the input: a site's own sbatch may read the script beforehand.
         with tempfile.NamedTemporaryFile(
             "w", prefix="slipway-", suffix=SCRIPT_SUFFIX, encoding="utf-8"
@@ -75,7 +76,7 @@ class SlurmScheduler:
             return Validation(f"as the cluster is now, the job would wait: {message}")
         if commands.says_no_slurm(answer.stderr):
             raise Unreachable(
-                f"{commands.NO_SLURM}: {message}",
+                commands.NO_SLURM,
                 hint=f"SLURM_CONF names the configuration of one that is elsewhere; {commands.WITHOUT_SLURM}",
             )
         if commands.says_unanswered(message):
@@ -206,6 +207,19 @@ class SlurmScheduler:
     def _run(self, command: Sequence[str]) -> Answer:
         # Longer than a question: an action that is cut short may happen all the same.
         return self._retry.ask(command, self._environment, timeout=_ACTION_SECONDS)
+
+    def _require_cluster(self) -> None:
+        """Refuse to submit to another cluster than the one that the user's shell names."""
+        name = next(filter(None, map(os.environ.get, ("SBATCH_CLUSTERS", "SLURM_CLUSTERS"))), None)
+        if name is None or self._slurm_conf is not None:
+            return
+        answer = self._retry.ask(["scontrol", "show", "config"], self._environment)
+        here = parse_settings(answer.stdout).name
+        if here is not None and name != here:
+            raise UserError(
+                f"SLURM_CLUSTERS={escape(name)} of your shell: jobs go to cluster {here}",
+                hint="cluster.slurm_conf=FILE, the configuration of the other one; or unset SLURM_CLUSTERS",
+            )
 
     def _require_configuration(self) -> None:
         if self._slurm_conf is not None and not file_mode(Path(self._slurm_conf)):

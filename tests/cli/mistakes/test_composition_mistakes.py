@@ -214,7 +214,7 @@ def test_several_mistakes_are_reported_together(capsys: pytest.CaptureFixture[st
     mistakes = ["cluster.exclusive=maybe", "cluster.cpus_per_task=0", "+cluster.partion=x"]
     assert run(["launch", "--dry-run", *mistakes]) == 2
     assert capsys.readouterr().err == (
-        "slipway: cluster.exclusive='maybe': expected true or false, or user or mcs\n"
+        "slipway: cluster.exclusive='maybe': expected true or false, or user, mcs or topo\n"
         "  from the command line: cluster.exclusive=maybe\n"
         "slipway: cluster.cpus_per_task=0: expected 1 or more\n"
         "  from the command line: cluster.cpus_per_task=0\n"
