@@ -19,6 +19,7 @@ from launcher.rendering.slurm_flags import empty_script
 from launcher.schedulers import scheduler_for
 from launcher.schedulers.base import Validation
 from launcher.slurm.commands import NO_SLURM, Unreachable
+from launcher.stages.stage import stage_changes
 from launcher.stages.workspace import STAGE as WORKSPACE
 
 _logger = logging.getLogger(__name__)
@@ -85,9 +86,32 @@ def check_drafts(
 ) -> list[CheckReport]:
     """Check drafts against their facts; those that are known already are not gathered."""
     return [
-        CheckReport(draft, facts, tuple(run_checks(draft.plan, facts, skipped)), tuple(skipped))
+        CheckReport(
+            draft, facts, with_stage_keys(draft, run_checks(draft.plan, facts, skipped)), tuple(skipped)
+        )
         for draft, facts in zip(drafts, gather(drafts, look=look, **known), strict=True)
     ]
+
+
+def with_stage_keys(draft: Draft, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Name the stage's own key in findings about a value of the cluster that the stage replaces."""
+    config, stage = draft.composition.config, draft.plan.job.stage
+    changes, section = stage_changes(config, stage), getattr(config, stage, None)
+
+    def own(key: str | None) -> str | None:
+        group, _, name = (key or "").partition(".")
+        if group != "cluster":
+            return key
+        if name in changes:
+            return f"stage_cluster.{stage}.{name}"
+        return f"{stage}.{name}" if getattr(section, name, None) is not None else key
+
+    return tuple(
+        finding
+        if (key := own(finding.key)) == finding.key
+        else replace(finding, key=key, message=finding.message.replace(f"{finding.key}=", f"{key}=", 1))
+        for finding in findings
+    )
 
 
 def gather(drafts: Sequence[Draft], *, look: bool = True, **known: Any) -> list[Facts]:
