@@ -72,12 +72,12 @@ class Backoff:
 BACKOFF = Backoff()
 
 
-def describe_ignored(variables: Mapping[str, str]) -> list[str]:
+def describe_ignored(variables: Mapping[str, str], stage: str = "training") -> list[str]:
     """Return a message for each variable that would have changed a submission, and does not."""
     messages = []
     for name, value in variables.items():
         if name.startswith("SBATCH_"):
-            key = _KEYS.get(name) if value else None
+            key = _KEYS.get(name, "").replace("training.", f"{stage}.") if value else None
             instead = f"; instead: {typed_override(key, value)}" if key else ""
             messages.append(f"{name}={value} of your shell is not passed on to sbatch{instead}")
     allocation = [name for name in variables if name.startswith("SLURM_")]

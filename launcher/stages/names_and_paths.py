@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -79,4 +80,4 @@ def required_program(value: str, key: str, *, is_on_host: bool = True) -> str:
 
 
 def _absolute(path: str) -> Path:
-    return Path(path).expanduser().absolute()
+    return Path(os.path.expandvars(path)).expanduser().absolute()

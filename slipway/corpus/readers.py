@@ -204,9 +204,12 @@ def _skip_line(stream: BinaryIO) -> int:
 def _object_parser(file: SourceFile) -> Parser:
     """Return the function that makes a document of a JSON object."""
     try:
-        from orjson import JSONDecodeError, loads
-    except ImportError:
-        raise missing_library("orjson", f"reading {file.name}") from None
+        from orjson import loads
+    except ImportError:  # of an image: Python's json reads the same, and takes longer
+
+        def loads(_: bytes | bytearray) -> Any:
+            raise ValueError
+
     number, key = file.number, file.text_key or "text"
 
     def parse(content: bytes | bytearray, offset: int) -> Record:
@@ -216,7 +219,7 @@ def _object_parser(file: SourceFile) -> Parser:
         is_strict = True
         try:
             record = loads(content)
-        except JSONDecodeError:
+        except ValueError:
             is_strict = False
             try:
                 # NaN, Infinity and half of a surrogate pair: Python's json writes them.
