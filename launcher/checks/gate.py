@@ -17,7 +17,7 @@ from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script
 from launcher.schedulers import scheduler_for
-from launcher.schedulers.base import Validation
+from launcher.schedulers.base import Acceptance
 from launcher.slurm.commands import NO_SLURM, Unreachable
 from launcher.stages.stage import stage_changes
 from launcher.stages.workspace import STAGE as WORKSPACE
@@ -56,19 +56,19 @@ def check_launch(
     require_skippable(skipped)
     reports = check_drafts(drafts, skipped, look=look)
     if not any(report.of(Severity.ERROR) for report in reports):
-        for report in reports:
-            _require_scheduler(report)
+        _require_schedulers(reports)
     for warning in (mistake for report in reports for mistake in report.mistakes(Severity.WARNING)):
         _logger.warning("warning: %s", warning)
     require_passed(reports)
     return reports
 
 
-def _require_scheduler(report: CheckReport) -> None:
+def _require_schedulers(reports: Sequence[CheckReport]) -> None:
     """Raise Unreachable where there is no scheduler: next to that no warning counts."""
-    why = report.facts.cluster.missing.get("settings", "") if report.facts.cluster is not None else ""
-    if why == NO_SLURM or "there is no " in why:  # one that is silent is asked again by the launch
-        show_to_scheduler(report)
+    for report in reports:
+        why = report.facts.cluster.missing.get("settings", "") if report.facts.cluster is not None else ""
+        if why == NO_SLURM or "there is no " in why:  # one that is silent is asked again by the launch
+            show_to_scheduler(report)
 
 
 def require_skippable(skipped: Sequence[str]) -> None:
@@ -86,32 +86,26 @@ def check_drafts(
 ) -> list[CheckReport]:
     """Check drafts against their facts; those that are known already are not gathered."""
     return [
-        CheckReport(
-            draft, facts, with_stage_keys(draft, run_checks(draft.plan, facts, skipped)), tuple(skipped)
-        )
+        CheckReport(draft, facts, _with_stage_keys(draft, facts, skipped), tuple(skipped))
         for draft, facts in zip(drafts, gather(drafts, look=look, **known), strict=True)
     ]
 
 
-def with_stage_keys(draft: Draft, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Name the stage's own key in findings about a value of the cluster that the stage replaces."""
+def _with_stage_keys(draft: Draft, facts: Facts, skipped: Sequence[str]) -> tuple[Finding, ...]:
+    """Apply the checks; name the stage's own key where that replaces a value of the cluster."""
     config, stage = draft.composition.config, draft.plan.job.stage
-    changes, section = stage_changes(config, stage), getattr(config, stage, None)
 
-    def own(key: str | None) -> str | None:
-        group, _, name = (key or "").partition(".")
-        if group != "cluster":
-            return key
-        if name in changes:
-            return f"stage_cluster.{stage}.{name}"
-        return f"{stage}.{name}" if getattr(section, name, None) is not None else key
+    def named(finding: Finding) -> Finding:
+        group, _, name = (finding.key or "").partition(".")
+        if group == "cluster" and name in stage_changes(config, stage):
+            key = f"stage_cluster.{stage}.{name}"
+        elif group == "cluster" and getattr(getattr(config, stage, None), name, None) is not None:
+            key = f"{stage}.{name}"
+        else:
+            return finding
+        return replace(finding, key=key, message=finding.message.replace(f"{finding.key}=", f"{key}=", 1))
 
-    return tuple(
-        finding
-        if (key := own(finding.key)) == finding.key
-        else replace(finding, key=key, message=finding.message.replace(f"{finding.key}=", f"{key}=", 1))
-        for finding in findings
-    )
+    return tuple(map(named, run_checks(draft.plan, facts, skipped)))
 
 
 def gather(drafts: Sequence[Draft], *, look: bool = True, **known: Any) -> list[Facts]:
@@ -166,7 +160,7 @@ LOOKING_GATHERERS: Mapping[str, _Gatherer] = {
 
 
 def show_to_scheduler(
-    report: CheckReport, validate: Callable[[str], Validation] | None = None, *, must_answer: bool = True
+    report: CheckReport, validate: Callable[[str], Acceptance] | None = None, *, must_answer: bool = True
 ) -> CheckReport:
     """Return a report with the scheduler's answer to the script, the last of the facts.
 

@@ -178,11 +178,8 @@ def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: cont
         require_passed([report])
     # A notice is told of the submission itself.
     waits = report.facts.submission.waits if report.facts.submission is not None else None
-    warnings = [
-        *describe_ignored(scheduler.ignored_environment(), plan.job.stage),
-        *([waits] if waits else []),
-    ]
-    return _Ready(draft, report.facts, scheduler, warnings)
+    warnings = describe_ignored(scheduler.ignored_environment(), plan.job.stage)
+    return _Ready(draft, report.facts, scheduler, warnings + ([waits] if waits else []))
 
 
 def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:

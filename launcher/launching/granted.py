@@ -1,9 +1,8 @@
-"""What Slurm granted to a job, where that is not what was asked for: a site's filters may change it."""
+"""The requests of a job that Slurm granted otherwise, as a site's filters may do."""
 
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 from launcher.checks.facts import Facts
 from launcher.plan import Plan
@@ -16,33 +15,29 @@ _FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in ("Partition", "Account", "N
 
 
 def granted(plan: Plan, facts: Facts, job_id: str) -> dict[str, dict[str, str]]:
-    """Return what the queue has of a new job and the launch did not ask for, with both, by its name.
+    """Return what was asked for a new job and what the queue has of it, where these differ, by their names.
 
     Slurm is asked only where filters may have changed the job: where it has them, or sbatch had a notice.
     """
     settings = facts.cluster.settings if facts.cluster is not None else None
-    may_differ = (settings is not None and settings.has_filters) or _has_notice(plan.paths.directory)
-    if plan.scheduler != "slurm" or not may_differ:
+    has_filters = settings is not None and settings.has_filters
+    if plan.scheduler != "slurm" or not (has_filters or (plan.paths.directory / JOB_ID_LOG).exists()):
         return {}
     question = ["squeue", "--all", "--noheader", "--states=all", f"--Format={_FORMAT}", f"--jobs={job_id}"]
-    (reply,) = ask_at_once({"job": question}, plan.slurm_conf).values()
+    values = ask_at_once({"job": question}, plan.slurm_conf)["job"].text.split(SEPARATOR)
     queue, resources = plan.job.queue, plan.job.resources
     nodes = None if resources.is_elastic else str(resources.nodes)
-    asked = {"partition": queue.partition, "account": queue.account, "nodes": nodes}
-    asked["time limit"] = resources.time_limit
-    got = zip(asked, reply.text.split(SEPARATOR), strict=False)
+    asked = (queue.partition, queue.account, nodes, resources.time_limit)
     return {
-        name: {"asked": value, "granted": text}
-        for name, text in got
-        if text and (value := asked[name]) is not None and not _is_same(value, text)
+        name: {"asked": wish, "granted": value}
+        for name, wish, value in zip(
+            ("partition", "account", "nodes", "time limit"), asked, values, strict=False
+        )
+        if wish is not None and value and not _is_same(wish, value)
     }
 
 
-def _has_notice(launch_dir: Path) -> bool:
-    return (launch_dir / JOB_ID_LOG).exists()
-
-
-def _is_same(asked: str, text: str) -> bool:
+def _is_same(wish: str, value: str) -> bool:
     with contextlib.suppress(ValueError):  # a time limit, or a number of nodes
-        return parse_time_limit(asked) == parse_time_limit(text)
-    return set(text.lower().split(",")) <= set(asked.lower().split(","))
+        return parse_time_limit(wish) == parse_time_limit(value)
+    return set(value.lower().split(",")) <= set(wish.lower().split(","))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from launcher.config.overrides import typed_override
 from launcher.errors import UserError
 from launcher.runs.receipts import submitted_jobs
-from launcher.schedulers.base import NoAnswer, Scheduler, Submission, Validation
+from launcher.schedulers.base import Acceptance, NoAnswer, Scheduler, Submission
 from launcher.slurm.commands import SchedulerSilent
 from launcher.slurm.states import Action
 from slipway.supervisor.marks import GIVEN_UP, claim
@@ -89,7 +89,7 @@ def describe_ignored(variables: Mapping[str, str], stage: str = "training") -> l
     return messages
 
 
-def validate(scheduler: Scheduler, script_text: str) -> Validation:
+def validate(scheduler: Scheduler, script_text: str) -> Acceptance:
     """Let the scheduler judge a script, and ask again while it does not answer; see `Scheduler.validate`."""
     silence: SchedulerSilent | None = None
     for _ in BACKOFF.tries():

@@ -146,8 +146,8 @@ class JobRef:
         return self.tags[-1]
 
 
-class Validation(NamedTuple):
-    """What would keep the job of an acceptable script waiting, and what the site says of it."""
+class Acceptance(NamedTuple):
+    """The answer to a script that is accepted: what its job would wait for, and what the site says of it."""
 
     waits: str | None = None
     notice: str | None = None
@@ -197,7 +197,7 @@ class Scheduler(Protocol):
     def ignored_environment(self) -> dict[str, str]:
         """Return the variables of the user's shell that would have changed the submission, and do not."""
 
-    def validate(self, script_text: str) -> Validation:
+    def validate(self, script_text: str) -> Acceptance:
         """Return what is said of a job of this script; raise UserError if it would be refused."""
 
     def submit(self, submission: Submission) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.errors import UserError, escape, file_mode
 from launcher.runs.paths import SCRIPT_SUFFIX, SUBMITTED, submitted_name
 from launcher.runs.provenance import user
-from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, NotHeld, Submission, Validation
+from launcher.schedulers.base import Acceptance, FoundJobs, JobRef, JobStatus, NotHeld, Submission
 from launcher.schedulers.chain_status import status_of_chain
 from launcher.schedulers.job_status import status_of_job
 from launcher.slurm import commands
@@ -58,22 +58,20 @@ class SlurmScheduler:
         self._retry = retry
         self._questions = JobQuestions(self._environment, retry)
 
-    def validate(self, script_text: str) -> Validation:
+    def validate(self, script_text: str) -> Acceptance:
         """Show the script to ``sbatch --test-only``; see `Scheduler.validate`."""
         self._require_configuration()
         self._require_cluster()
         # A file and not the input: a site's own sbatch may read the script beforehand.
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="slipway-", suffix=SCRIPT_SUFFIX, encoding="utf-8"
-        ) as script:
-            script.write(script_text)
+        with tempfile.NamedTemporaryFile("wb", prefix="slipway-", suffix=SCRIPT_SUFFIX) as script:
+            script.write(script_text.encode("utf-8", "surrogateescape"))
             script.flush()
             answer = commands.ask(["sbatch", "--test-only", script.name], self._environment)
         if answer.code == 0:
-            return Validation(notice=commands.notice_of(f"{answer.stdout}\n{answer.stderr}"))
+            return Acceptance(notice=commands.notice_of(f"{answer.stdout}\n{answer.stderr}"))
         message = error_text(answer.stderr)
         if any(reason in answer.stderr for reason in _WOULD_WAIT):
-            return Validation(f"as the cluster is now, the job would wait: {message}")
+            return Acceptance(f"as the cluster is now, the job would wait: {message}")
         if commands.says_no_slurm(answer.stderr):
             raise Unreachable(
                 commands.NO_SLURM,
@@ -134,7 +132,8 @@ class SlurmScheduler:
         job_ids = [job.job_id for job in jobs]
         # An array is asked for once, however many of its tasks are points of a sweep.
         queued = self._questions.queue([job.parent_id for job in jobs])
-        live = self._recognized(jobs, _records_of(job_ids, queued, or_array=True))
+        live = _records_of(job_ids, queued, or_array=True)
+        self._recognize(jobs, live)
         # While a link of a chain lives, the marks of the others tell how they ended.
         ended = [
             job.parent_id
@@ -149,26 +148,18 @@ class SlurmScheduler:
         statuses = iter(self._with_ends(jobs, list(by_job)))
         return [status_of_chain(ref, list(itertools.islice(statuses, len(ref.links)))) for ref in refs]
 
-    def _recognized(
-        self, jobs: Sequence[JobRef], live: Mapping[str, Sequence[Record]]
-    ) -> Mapping[str, Sequence[Record]]:
+    def _recognize(self, jobs: Sequence[JobRef], live: dict[str, Sequence[Record]]) -> None:
         """Give the records of jobs whose log is in their launch's directory the script of that launch.
 
         A site's own sbatch may submit a copy of a script, which since Slurm 23.02 nothing else tells.
         """
-        strange = [
-            job for job in jobs if live[job.job_id] and all(record.tag is None for record in live[job.job_id])
-        ]
+        strange = [job for job in jobs if {record.tag for record in live[job.job_id]} == {None}]
         outputs = self._questions.outputs([job.parent_id for job in strange]) if strange else {}
-        ours = {
-            job.job_id: [
-                replace(record, command=str(submitted_name(job.launch_dir / SUBMITTED, job.submitted_tag)))
-                for record in live[job.job_id]
-            ]
-            for job in strange
-            if _is_below(outputs.get(job.job_id, ""), job.launch_dir)
-        }
-        return {**live, **ours}
+        for job in strange:
+            directory = os.path.realpath(Path(outputs.get(job.job_id, "/").replace("%%", "%")).parent)
+            if directory == os.path.realpath(job.launch_dir):
+                script = str(submitted_name(job.launch_dir / SUBMITTED, job.submitted_tag))
+                live[job.job_id] = [replace(record, command=script) for record in live[job.job_id]]
 
     def _with_ends(self, jobs: Sequence[JobRef], statuses: Sequence[JobStatus]) -> list[JobStatus]:
         """Add when jobs without a mark of their end ended, such as one that was cancelled while it waited."""
@@ -227,11 +218,6 @@ class SlurmScheduler:
                 f"cluster.slurm_conf={self._slurm_conf!r}: no such file",
                 hint="for cluster=sandbox, boot it first: slipway sandbox up",
             )
-
-
-def _is_below(output: str, launch_dir: Path) -> bool:
-    directory = Path(output.replace("%%", "%")).parent
-    return bool(output) and os.path.realpath(directory) == os.path.realpath(launch_dir)
 
 
 def _left_no_mark(ref: JobRef, status: JobStatus) -> bool:

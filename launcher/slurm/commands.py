@@ -112,10 +112,10 @@ def says_no_slurm(message: str) -> bool:
     return any(words in message for words in _NO_CONFIGURATION)
 
 
-def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> Answer:
+def ask(command: Sequence[str], environment: Mapping[str, str]) -> Answer:
     """Run one of Slurm's commands once, for a minute; raise Unreachable if it is missing or silent."""
     try:
-        return run(command, environment, _TIMEOUT_SECONDS, stdin)
+        return run(command, environment, _TIMEOUT_SECONDS)
     except TimeoutError as error:
         raise Unreachable(f"{command[0]} did not answer within {_TIMEOUT_SECONDS:.0f} s") from error
 
@@ -124,7 +124,6 @@ def run(
     command: Sequence[str],
     environment: Mapping[str, str],
     timeout: float,
-    stdin: str = "",
     *,
     notify: bool = True,
 ) -> Answer:
@@ -136,7 +135,7 @@ def run(
         process = subprocess.Popen(
             command,
             env=environment,
-            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
@@ -153,7 +152,7 @@ def run(
         try:
             try:
                 soon = min(_NOTICE_SECONDS, timeout) if notify else timeout
-                stdout, stderr = process.communicate(stdin or None, timeout=soon)
+                stdout, stderr = process.communicate(timeout=soon)
             except subprocess.TimeoutExpired:
                 if soon == timeout:
                     raise

@@ -204,12 +204,9 @@ def _skip_line(stream: BinaryIO) -> int:
 def _object_parser(file: SourceFile) -> Parser:
     """Return the function that makes a document of a JSON object."""
     try:
-        from orjson import loads
-    except ImportError:  # of an image: Python's json reads the same, and takes longer
-
-        def loads(_: bytes | bytearray) -> Any:
-            raise ValueError
-
+        from orjson import loads as strict_loads
+    except ImportError:  # in an image: Python's json reads the same, and takes longer
+        strict_loads = None  # type: ignore[assignment]
     number, key = file.number, file.text_key or "text"
 
     def parse(content: bytes | bytearray, offset: int) -> Record:
@@ -218,7 +215,9 @@ def _object_parser(file: SourceFile) -> Parser:
             content = content.removeprefix(_BOM)
         is_strict = True
         try:
-            record = loads(content)
+            if strict_loads is None:
+                raise ValueError
+            record = strict_loads(content)
         except ValueError:
             is_strict = False
             try:

@@ -156,9 +156,8 @@ def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Ch
                 is_of_names = check_id in (PARTITION, ACCOUNT, QOS)
                 may_change = has_filters and (is_of_names or plan.job.queue.partition is None)
                 if may_change and finding.severity is Severity.ERROR:
-                    yield replace(
-                        finding, severity=Severity.WARNING, message=f"{finding.message}; {MAY_CHANGE}"
-                    )
+                    text = f"{finding.message}; {MAY_CHANGE}"
+                    yield replace(finding, severity=Severity.WARNING, message=text)
                 else:
                     yield finding
 
