@@ -121,10 +121,10 @@ def _id_all_the_same(error: Exception, launch_dir: Path) -> str:
     if failed.returncode < 0 or 128 < failed.returncode < 255:
         raise NoAnswer("Slurm did not answer: sbatch was killed") from error
     lines = [line for line in answer.splitlines() if line.startswith("sbatch: ")]
-    message = error_text("\n".join(lines) or answer)
+    text = error_text("\n".join(lines) or answer)
+    message = text.removeprefix("Batch job submission failed: ")
     # Without a complaint of sbatch itself, something around it failed.
     complains = any(not line.startswith("sbatch: warning: ") for line in lines)
-    if not complains or says_unanswered(message):
+    if not complains or says_unanswered(text):
         raise NoAnswer(f"Slurm did not answer: {message}") from error
-    refusal = message.removeprefix("Batch job submission failed: ")
-    raise UserError(f"Slurm refused the job: {refusal}") from error
+    raise UserError(f"Slurm refused the job: {message}") from error
