@@ -101,13 +101,11 @@ def own_words(lines: Sequence[str], host: Optional[str] = None) -> Optional[str]
             return None
         not_started = _NOT_STARTED.match(line)
         if not_started:
-            return f"srun could not start {not_started[1]}{f' on {host}' if host else ''}: {not_started[2]}"[
-                :_WORDS
-            ]
+            program, why = not_started.groups()
+            return f"srun could not start {program}{f' on {host}' if host else ''}: {why}"[:_WORDS]
         if _ERROR.search(line) and not _NO_ERROR.match(line):
-            return (
-                _LABEL.sub("", line).strip().encode("latin-1", "replace").decode("utf-8", "replace")[:_WORDS]
-            )
+            words = _LABEL.sub("", line).strip()
+            return words.encode("latin-1", "replace").decode("utf-8", "replace")[:_WORDS]
     return None
 
 
