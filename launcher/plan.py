@@ -33,7 +33,7 @@ class Resources:
     gpu: str | None = None
     gpu_type: str | None = None
     memory: str | None = None
-    exclusive: bool | Literal["user", "mcs"] = False
+    exclusive: bool | Literal["user", "mcs", "topo"] = False
     time_limit: str | None = None
     gpu_types: Mapping[str, Gpu] = field(default_factory=dict)
 

@@ -149,11 +149,14 @@ class HostFacts(NamedTuple):
 class SubmissionFacts:
     """The answer of the scheduler to a script that it was shown, ``sbatch --test-only``.
 
-    `message` is what it objects, None if nothing; `missing` says why it could not be asked.
+    `refusal` is what it objects, None if nothing; `waits` is what would keep the job waiting, `notice` what
+    the site says of a job that is accepted; `missing` says why it could not be asked.
     """
 
     is_refused: bool | None
-    message: str | None = None
+    refusal: str | None = None
+    waits: str | None = None
+    notice: str | None = None
     fix: str | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 

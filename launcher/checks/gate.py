@@ -17,7 +17,9 @@ from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script
 from launcher.schedulers import scheduler_for
-from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
+from launcher.schedulers.base import Acceptance
+from launcher.slurm.commands import NO_SLURM, Unreachable
+from launcher.stages.stage import stage_changes
 from launcher.stages.workspace import STAGE as WORKSPACE
 
 _logger = logging.getLogger(__name__)
@@ -53,10 +55,20 @@ def check_launch(
     """
     require_skippable(skipped)
     reports = check_drafts(drafts, skipped, look=look)
+    if not any(report.of(Severity.ERROR) for report in reports):
+        _require_schedulers(reports)
     for warning in (mistake for report in reports for mistake in report.mistakes(Severity.WARNING)):
         _logger.warning("warning: %s", warning)
     require_passed(reports)
     return reports
+
+
+def _require_schedulers(reports: Sequence[CheckReport]) -> None:
+    """Raise Unreachable where there is no scheduler: next to that no warning counts."""
+    for report in reports:
+        why = report.facts.cluster.missing.get("settings", "") if report.facts.cluster is not None else ""
+        if why == NO_SLURM or "there is no " in why:  # one that is silent is asked again by the launch
+            show_to_scheduler(report)
 
 
 def require_skippable(skipped: Sequence[str]) -> None:
@@ -74,9 +86,26 @@ def check_drafts(
 ) -> list[CheckReport]:
     """Check drafts against their facts; those that are known already are not gathered."""
     return [
-        CheckReport(draft, facts, tuple(run_checks(draft.plan, facts, skipped)), tuple(skipped))
+        CheckReport(draft, facts, _with_stage_keys(draft, facts, skipped), tuple(skipped))
         for draft, facts in zip(drafts, gather(drafts, look=look, **known), strict=True)
     ]
+
+
+def _with_stage_keys(draft: Draft, facts: Facts, skipped: Sequence[str]) -> tuple[Finding, ...]:
+    """Apply the checks; name the stage's own key where that replaces a value of the cluster."""
+    config, stage = draft.composition.config, draft.plan.job.stage
+
+    def named(finding: Finding) -> Finding:
+        group, _, name = (finding.key or "").partition(".")
+        if group == "cluster" and name in stage_changes(config, stage):
+            key = f"stage_cluster.{stage}.{name}"
+        elif group == "cluster" and getattr(getattr(config, stage, None), name, None) is not None:
+            key = f"{stage}.{name}"
+        else:
+            return finding
+        return replace(finding, key=key, message=finding.message.replace(f"{finding.key}=", f"{key}=", 1))
+
+    return tuple(map(named, run_checks(draft.plan, facts, skipped)))
 
 
 def gather(drafts: Sequence[Draft], *, look: bool = True, **known: Any) -> list[Facts]:
@@ -132,7 +161,7 @@ LOOKING_GATHERERS: Mapping[str, _Gatherer] = {
 
 
 def show_to_scheduler(
-    report: CheckReport, validate: Callable[[str], str | None] | None = None, *, must_answer: bool = True
+    report: CheckReport, validate: Callable[[str], Acceptance] | None = None, *, must_answer: bool = True
 ) -> CheckReport:
     """Return a report with the scheduler's answer to the script, the last of the facts.
 
@@ -150,16 +179,13 @@ def show_to_scheduler(
         script = empty_script(plan) if plan.job.stage == WORKSPACE else report.draft.script
         validate = validate or scheduler_for(plan.scheduler, plan.slurm_conf).validate
         try:
-            answer = SubmissionFacts(is_refused=False, message=validate(script))
+            answer = SubmissionFacts(is_refused=False, **validate(script)._asdict())
         except Unreachable as error:
             if must_answer:
                 raise
-            # The places where the commands looked for a configuration are many, and the checks of the
-            # cluster have said why.
-            why = NO_SLURM if says_no_slurm(error.message) else error.message
-            answer = SubmissionFacts(None, missing={"is_refused": why})
+            answer = SubmissionFacts(None, missing={"is_refused": error.message})
         except UserError as error:
-            answer = SubmissionFacts(is_refused=True, message=error.message, fix=error.hint)
+            answer = SubmissionFacts(is_refused=True, refusal=error.message, fix=error.hint)
     facts = replace(report.facts, submission=answer)
     others = [check.id for check in CHECKS if check.id != SCHEDULER]
     findings = [*report.findings, *run_checks(plan, facts, others)]

@@ -15,6 +15,7 @@ from launcher.checks.rules import (
     keys,
     layout,
     model,
+    partitions,
     resources,
     runs,
     training,
@@ -27,7 +28,8 @@ from launcher.plan import Plan
 CHECKS: tuple[Check[...], ...] = (
     *(*keys.TYPES, *layout.CHECKS, *resources.CHECKS, *model.MEMORY, *training.BATCHES, *model.CHECKS),
     *(*training.CHECKS, *runs.TIMES, *keys.CHECKS, *runs.CHECKS, *files.CHECKS),
-    *(*cluster.PARTITIONS, *cluster_nodes.CHECKS, *accounts.CHECKS, *cluster.CHECKS, *files.LAUNCH),
+    *(*cluster.PARTITIONS, *cluster_nodes.CHECKS, *accounts.CHECKS, *partitions.CHECKS, *cluster.CHECKS),
+    *files.LAUNCH,
 )
 # Parts examined beside the keys: the trainer does not report on these.
 _OF_OTHERS = (
@@ -64,6 +66,9 @@ def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Fi
             else finding
             for finding in findings
         ]
+    if facts.cluster is not None:
+        tasks = facts.array_tasks
+        findings = [partitions.with_partitions(finding, plan, facts.cluster, tasks) for finding in findings]
     return worst_first(findings)
 
 

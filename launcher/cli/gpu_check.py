@@ -27,6 +27,7 @@ from launcher.plan import Plan
 from launcher.runs.paths import CODE, PACKAGE
 from launcher.runs.write import copy_package
 from launcher.slurm.commands import WITHOUT_SLURM
+from launcher.slurm.questions import ask_at_once
 from launcher.stages import common
 from launcher.ui.terminal import print_json
 
@@ -268,6 +269,9 @@ def _step(plan: Plan, minutes: int) -> list[str]:
             key="cluster.gpus_per_task",
             hint="cluster.gpus_per_task=null cluster.gpus_per_node=N, where N is the number of a node's GPUs",
         )
+    no_slurm = ask_at_once({"settings": ["scontrol", "show", "config"]}, plan.slurm_conf)["settings"].why
+    if no_slurm is not None:
+        raise UserError(no_slurm, hint=WITHOUT_SLURM)
     return srun_command(plan, 1, "slipway-gpu-check", minutes, whole_node=True)
 
 

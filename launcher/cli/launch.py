@@ -210,6 +210,8 @@ def _print_submitted(paths: LaunchPaths, manifest: Manifest) -> None:
     if manifest.after is not None:
         layout += f", waits for {manifest.after}"
     print(f"Submitted {place}: job {manifest.job_id}, run {paths.run_name}, launch {paths.number}, {layout}")
+    if manifest.granted_text is not None:
+        print(f"  granted    {errors.escape(manifest.granted_text)}")
     print(f"  directory  {display_path(paths.run_dir)}")
     print(f"  log        {display_path(log)}")
     print(f"  follow it  slipway follow {shlex.quote(display_path(paths.run_dir))}", flush=True)

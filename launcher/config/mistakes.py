@@ -31,6 +31,7 @@ from launcher.config.overrides import (
     choice_hint,
     for_shell,
     hydra_value,
+    is_text,
     nearest_choice,
     options_of,
     parse_override,
@@ -68,13 +69,27 @@ class Attempt:
         """True if the root file of a launch is composed."""
         return self.trees.primary == MAIN
 
+    @property
+    def choices(self) -> list[str]:
+        """The overrides that choose stages and files of groups."""
+        parsed = map(parse_override, self.overrides)
+        return [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
+
+    def takes(self, text: str) -> bool:
+        """Return True if an override that a hint proposes is accepted beside the choices."""
+        try:
+            self.check([*self.choices, text])
+        except UserError as error:
+            return all(mistake.key != parse_override(text).key for mistake in error.mistakes)
+        except (HydraException, OmegaConfBaseException, NotApplied):
+            return False
+        return True
+
     @cached_property
     def tree(self) -> DictConfig | None:
         """The tree of the choices alone, to look up the existing keys in."""
-        parsed = map(parse_override, self.overrides)
-        choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
         try:
-            return self.trees.compose_again(choices).tree
+            return self.trees.compose_again(self.choices).tree
         except (HydraException, OmegaConfBaseException, UserError, NotApplied):
             return None
 
@@ -191,7 +206,15 @@ def _fault(fault: Fault, attempt: Attempt) -> UserError:
             return attempt.no_choice(key, value)
         if override.value_type != ValueType.SIMPLE_CHOICE_SWEEP:
             return setting_error(f"{escape(text)}: sweeps are not supported: one launch has one value")
-        hint = f"a list: {for_shell(f'{key}=[{value}]')}\n{_quoted(key, value)}"
+        if attempt.keys and key not in attempt.keys and not is_text(parse_override(text)):
+            return _unknown_key(key, attempt)
+        hints = {
+            f"{key}=[{value}]": f"a list: {for_shell(f'{key}=[{value}]')}",
+            f"{key}={hydra_value(value)}": _quoted(key, value),
+        }
+        is_number = isinstance(OmegaConf.select(attempt.tree or DictConfig({}), key), int | float)
+        taken = [hint for way, hint in hints.items() if not is_number and attempt.takes(way)]
+        hint = "\n".join(taken) or "one launch for each value: slipway sweep"
         return setting_error(f"{escape(text)}: several values for one key", hint)
     if override.is_delete():
         return _not_deleted(text, key, attempt)
@@ -293,10 +316,20 @@ def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -
     if parent == "cluster" and (option := key_hint(name)):
         return option
     hint = did_you_mean(name, valid, MOST_KEYS) or "it holds no keys yet"
+    value = parse_override(attempt.override_of(f"{parent}.{name}".lstrip("."))).value
+
+    def is_taken(key: str) -> bool:
+        return value is None or attempt.takes(f"{key}={value}")
+
+    near = [f"{parent}.{other}".lstrip(".") for other in nearest(name, valid)]
     # Of the same name, and of a longer one: of nodes training.trainer.num_nodes too.
-    elsewhere = [key for end in (f".{name}", f"_{name}") for key in attempt.keys if key.endswith(end)]
+    ends, begin = (f".{name}", f"_{name}"), f".{name}_"
+    elsewhere = [key for end in ends for key in attempt.keys if key.endswith(end)]
+    elsewhere += [key for key in attempt.keys if begin in key and "." not in key.rpartition(begin)[2]]
     elsewhere = elsewhere[:_MOST_NEAR]
-    if elsewhere and not nearest(name, valid):
+    if near and elsewhere and not is_taken(near[0]) and (better := list(filter(is_taken, elsewhere))):
+        near, elsewhere = [], better
+    if elsewhere and not near:
         hint = f"did you mean {' or '.join(map(repr, elsewhere))}?"
     # NeMo's own nodes may be given keys that our tree does not show.
     if parent.startswith(NEMO_NODES) or parent in _OPEN:
@@ -345,6 +378,9 @@ def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError
     name = match[1] if match else ""
     near = nearest(name, [other for other in keys if other != name])
     hint = f"did you mean '${{{near[0]}}}'?" if near else "whole keys are meant, such as ${cluster.partition}"
+    group = name.partition(".")[0]
+    if near and near[0].startswith(f"{group}.{group}."):
+        hint = f"the file in {group}/ that is built on is named with @_here_: - /{group}/FAMILY/NAME@_here_"
     if name.startswith("SLURM_"):
         hint = f"the job's own is known in its tasks alone: env_expand takes ${name}, without braces"
     elif name.isupper() and "." not in name:

@@ -142,10 +142,10 @@ def _memory(value: str) -> str:
 
 
 def _exclusive(value: Any) -> Any:
-    if value in ("user", "mcs"):
+    if value in ("user", "mcs", "topo"):
         return value
     if not isinstance(value, (bool, str)) or str(value).lower() not in ("true", "false"):
-        raise ValueError("expected true or false, or user or mcs")
+        raise ValueError("expected true or false, or user, mcs or topo")
     return str(value).lower() == "true"
 
 
@@ -230,7 +230,7 @@ PluginFlags = dict[
     Annotated[bool | str | None, BeforeValidator(_flag_value)],
 ]
 UniqueOutputDir = Annotated[bool, BeforeValidator(_unique_output_dir)]
-Exclusive = Annotated[bool | Literal["user", "mcs"], BeforeValidator(_exclusive)]
+Exclusive = Annotated[bool | Literal["user", "mcs", "topo"], BeforeValidator(_exclusive)]
 
 # The NeMo launcher's keys that say nothing here: their harmless values alone.
 NemoClusterType = Annotated[Line | None, AfterValidator(_slurm_alone)]

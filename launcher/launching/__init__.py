@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
-from launcher.checks.findings import Severity
+from launcher.checks.facts import Facts
 from launcher.checks.gate import CheckReport, check_launch, require_passed, show_to_scheduler
-from launcher.checks.rules.files import SCHEDULER
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError, explain_os_error
 from launcher.jobs.launches import Launch
+from launcher.launching.granted import granted
 from launcher.launching.recovery import reconcile_unconfirmed
 from launcher.launching.submission import describe_ignored, submit, validate
 from launcher.launching.writing import record_job, write_draft
@@ -48,6 +48,7 @@ class _Ready:
     """A draft with its own launch number that nothing refuses, and its manifest once it is written."""
 
     draft: Draft
+    facts: Facts
     scheduler: Scheduler
     warnings: list[str]
     manifest: Manifest = field(init=False)
@@ -175,8 +176,10 @@ def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: cont
     if report.facts.submission is None:  # a launch whose smoke went before was shown already
         report = show_to_scheduler(replace(report, draft=draft), partial(validate, scheduler))
         require_passed([report])
-    waits = [finding.message for finding in report.of(Severity.WARNING) if finding.id == SCHEDULER]
-    return _Ready(draft, scheduler, [*describe_ignored(scheduler.ignored_environment()), *waits])
+    # A notice is told of the submission itself.
+    waits = report.facts.submission.waits if report.facts.submission is not None else None
+    warnings = describe_ignored(scheduler.ignored_environment(), plan.job.stage)
+    return _Ready(draft, report.facts, scheduler, warnings + ([waits] if waits else []))
 
 
 def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:
@@ -215,7 +218,9 @@ def _submit_stage(stage: _Ready, before: _Ready | None) -> None:
         after = stage.depending_on(before, list(before.launch.links.values()))
         stage.manifest = replace(stage.manifest, after=after, waits_for=before.manifest.run)
     _submit(stage)
-    manifest = stage.manifest
+    assert stage.manifest.job_id is not None
+    changed = granted(stage.draft.plan, stage.facts, stage.manifest.job_id)
+    manifest = stage.manifest = replace(stage.manifest, granted=changed)
     try:
         record_job(paths, manifest)
     except OSError as error:

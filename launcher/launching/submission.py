@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from launcher.config.overrides import typed_override
 from launcher.errors import UserError
 from launcher.runs.receipts import submitted_jobs
-from launcher.schedulers.base import NoAnswer, Scheduler, Submission
+from launcher.schedulers.base import Acceptance, NoAnswer, Scheduler, Submission
 from launcher.slurm.commands import SchedulerSilent
 from launcher.slurm.states import Action
 from slipway.supervisor.marks import GIVEN_UP, claim
@@ -72,12 +72,12 @@ class Backoff:
 BACKOFF = Backoff()
 
 
-def describe_ignored(variables: Mapping[str, str]) -> list[str]:
+def describe_ignored(variables: Mapping[str, str], stage: str = "training") -> list[str]:
     """Return a message for each variable that would have changed a submission, and does not."""
     messages = []
     for name, value in variables.items():
         if name.startswith("SBATCH_"):
-            key = _KEYS.get(name) if value else None
+            key = _KEYS.get(name, "").replace("training.", f"{stage}.") if value else None
             instead = f"; instead: {typed_override(key, value)}" if key else ""
             messages.append(f"{name}={value} of your shell is not passed on to sbatch{instead}")
     allocation = [name for name in variables if name.startswith("SLURM_")]
@@ -89,7 +89,7 @@ def describe_ignored(variables: Mapping[str, str]) -> list[str]:
     return messages
 
 
-def validate(scheduler: Scheduler, script_text: str) -> str | None:
+def validate(scheduler: Scheduler, script_text: str) -> Acceptance:
     """Let the scheduler judge a script, and ask again while it does not answer; see `Scheduler.validate`."""
     silence: SchedulerSilent | None = None
     for _ in BACKOFF.tries():

@@ -24,7 +24,7 @@ from launcher.runs.paths import LaunchPaths
 from launcher.runs.write import link_newest, write_launch
 from launcher.schedulers.job_status import declared_tasks
 from launcher.secrecy import recorded
-from slipway.common.files import write_atomic
+from slipway.common.files import read_text, write_atomic
 from slipway.supervisor.excluded import ExcludedNode
 
 
@@ -60,7 +60,9 @@ def record_job(paths: LaunchPaths, manifest: Manifest) -> None:
     job_id = manifest.job_id
     assert job_id is not None
     write_manifest(paths.directory, manifest)
-    write_atomic(paths.directory / names.JOB_ID_LOG, f"Submitted batch job {job_id}\n")
+    log = paths.directory / names.JOB_ID_LOG  # with what the site said of the submission
+    said, submitted = read_text(log) if log.exists() else "", f"Submitted batch job {job_id}\n"
+    write_atomic(log, said.replace(submitted, "") + submitted)
     extensions = ["out", "err"] if _keeps_stderr_apart(paths) else ["out"]
     jobs = [f"{job_id}_{task}" for task in declared_tasks(paths.directory)] or [job_id]
     logs = [paths.log(job, extension) for job in jobs for extension in extensions]

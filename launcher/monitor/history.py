@@ -349,15 +349,16 @@ def diagnose(
         return None
     if diagnosis.rule in _NOT_OF_RANKS:
         return diagnosis
-    return replace(diagnosis, first=_first_failure(attempt, failures))
+    return replace(diagnosis, first=_first_failure(attempt, failures, diagnosis.why))
 
 
-def _first_failure(attempt: JobAttempt, failures: Path | None) -> str | None:
-    """Describe the rank that failed first: by its own error, else by the job's judgement."""
+def _first_failure(attempt: JobAttempt, failures: Path | None, why: str) -> str | None:
+    """Describe the rank that failed first: by its own error, unless that is `why`, else by the judgement."""
     # Marks have whole seconds; a rank of a later link overwrites the error of an earlier link.
     until = math.inf if attempt.ended is None else attempt.ended + 1
     for left in [] if failures is None else left_by_ranks(failures, attempt.started or 0.0, until):
-        return f"rank {left.rank}{f' on {left.host}' if left.host else ''} failed first: {left.error}"
+        error = "" if why and left.error.startswith(why) else f": {left.error}"
+        return f"rank {left.rank}{f' on {left.host}' if left.host else ''} failed first{error}"
     if attempt.rank is None:
         return None
     return f"rank {attempt.rank}{f' on {attempt.host}' if attempt.host else ''} failed first"

@@ -131,7 +131,8 @@ class StatusRow(LaunchStatus):
         if self.launch is None or self.job_id is None:
             return None
         seconds = time_limit(self.launch.paths.directory, f"{self.job_id}.{self.status.restarts}")
-        return None if seconds is None else format_time_limit(seconds)
+        at_submission = self.launch.manifest.granted.get("time limit", {}).get("granted")
+        return at_submission if seconds is None else format_time_limit(seconds)
 
     @property
     def eta(self) -> float | None:
@@ -152,6 +153,7 @@ class StatusRow(LaunchStatus):
         has_run = status.elapsed is not None and status.state is not State.PENDING
         limit = tables.text(_limit(manifest.time_limit if manifest else None, self.granted_limit))
         differs = self.differs.summary() if self.differs else None
+        granted = manifest.granted_text if manifest and status.state.is_live else None
         values = {
             "RUN": self.run,
             "LAUNCH": self.number,
@@ -169,7 +171,7 @@ class StatusRow(LaunchStatus):
             "RESTARTS": status.restarts or None,
             "NODELIST": status.nodes,
             "USER": manifest.user if manifest and manifest.user != _me() else None,
-            REASON: "; ".join(filter(None, [status.full_reason, differs, summary(self.damaged)])),
+            REASON: "; ".join(filter(None, [status.full_reason, granted, differs, summary(self.damaged)])),
         }
         return {name: escape(tables.text(value)) for name, value in values.items()}
 
@@ -188,6 +190,7 @@ class StatusRow(LaunchStatus):
             **attributes(self.status, "elapsed"),
             **attributes(manifest, "time_limit"),
             **attributes(self, "granted_limit"),
+            "granted": manifest.granted if manifest else None,
             **attributes(self.launch, "nodes"),
             **attributes(manifest, "tasks_per_node"),
             "node_list": self.status.nodes,

@@ -32,6 +32,7 @@ logger = logging.getLogger("launcher.runs")
 SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"[^/\0]+")
+_SUBMITTED = re.compile(r"^Submitted batch job (\S+)$", re.MULTILINE)
 # The launches whose damaged manifests were logged.
 _logged: set[Path] = set()
 # The longest name of a file, without the prefix and suffix of a log.
@@ -71,7 +72,8 @@ class Manifest:
     launch (`slipway.supervisor.excluded`). `nodes` is the least number of nodes if `max_nodes` is set. `data`
     is the identity of the files that the training reads, as far as the launching machine sees them
     (`launcher.checks.gathering.data`). `differs` has the keys by which it is another training than that of an
-    earlier launch of the run: ``{"launch": 1, "changes": [{"key": ..., "old": ..., "new": ...}]}``.
+    earlier launch of the run: ``{"launch": 1, "changes": [{"key": ..., "old": ..., "new": ...}]}``. `granted`
+    is what Slurm gave the job in place of what was asked for: ``{"nodes": {"asked": ..., "granted": ...}}``.
     """
 
     run: str
@@ -115,6 +117,7 @@ class Manifest:
     max_nodes: int | None = None
     data: list[dict[str, Any]] = field(default_factory=list)
     differs: dict[str, Any] | None = None
+    granted: dict[str, dict[str, str]] = field(default_factory=dict)
     schema_version: int = field(default=SCHEMA_VERSION)
 
     @property
@@ -126,6 +129,12 @@ class Manifest:
     def tags(self) -> tuple[str, ...]:
         """Return the tags that a script of its job may have: its own, and for a point the array's."""
         return (self.tag,) if self.array_tag is None else (self.tag, self.array_tag)
+
+    @property
+    def granted_text(self) -> str | None:
+        """Return what Slurm gave the job in place of what was asked for; None if nothing is known."""
+        pairs = ((name, each.get("granted"), each.get("asked")) for name, each in self.granted.items())
+        return ", ".join(f"{name} {got} ({asked} asked for)" for name, got, asked in pairs) or None
 
     def submitted_as(self, job_id: str) -> Manifest:
         """Return the manifest with its job; for a point of a sweep with its task of that array."""
@@ -187,8 +196,8 @@ def _manifest_from_traces(launch_dir: Path) -> Manifest | None:
     """Return a manifest from the settings of a launch's job; ``None`` without them, or without a job."""
     job_id = job_of(launch_dir)
     with contextlib.suppress(OSError, ValueError):
-        words = read_text(launch_dir / JOB_ID_LOG, _LONGEST_TEXT).split()
-        job_id = words[-1] if words else job_id
+        submitted = _SUBMITTED.search(read_text(launch_dir / JOB_ID_LOG))
+        job_id = submitted[1] if submitted else job_id
     try:
         settings, status = from_json(read_json(launch_dir / SETTINGS)), launch_dir.stat()
         names = ("run", "tag", "engine", "scheduler", "nodes", "tasks_per_node", "max_nodes")
@@ -227,6 +236,8 @@ def _check(manifest: Manifest) -> None:
     words = [*manifest.command, *manifest.overrides, *manifest.choices.values()]
     if not all(isinstance(word, str) for word in words):
         raise ValueError("its command, overrides and choices are not all texts")
+    if not all(isinstance(change, dict) for change in manifest.granted.values()):
+        raise ValueError("what was granted to it are no objects")
     if not all(isinstance(node, dict) for node in manifest.excluded):
         raise ValueError("its excluded nodes are no objects")
     names = (manifest.run, manifest.job_name)  # half of a character, which JSON can hold, is a ValueError

@@ -100,8 +100,13 @@ class LaunchPaths:
         return self.directory / self.config_name
 
     @property
+    def file_name(self) -> str:
+        """Return the job's name as a part of names of files."""
+        return re.sub("[:@]", "-", self.job_name)
+
+    @property
     def script_name(self) -> str:
-        return f"{self.job_name}{SCRIPT_SUFFIX}"
+        return f"{self.file_name}{SCRIPT_SUFFIX}"
 
     @property
     def script(self) -> Path:
@@ -110,7 +115,7 @@ class LaunchPaths:
     @property
     def log_prefix(self) -> str:
         """Return the name of a log up to the job's id, which ``.out`` or ``.err`` follows."""
-        return _log_prefix(self.job_name)
+        return _log_prefix(self.file_name)
 
     def log(self, job_id: str, extension: str = "out") -> Path:
         """Return the log of a job, a task of an array or a link of a chain."""
@@ -142,8 +147,8 @@ def log_prefix_beside(script: Path) -> Path:
     return script.with_name(_log_prefix(script.name.removesuffix(SCRIPT_SUFFIX)))
 
 
-def _log_prefix(job_name: str) -> str:
-    return f"log-{job_name}_"
+def _log_prefix(file_name: str) -> str:
+    return f"log-{file_name}_"
 
 
 def display_path(path: Path) -> str:

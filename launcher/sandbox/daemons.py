@@ -112,8 +112,8 @@ def add_accounts(starter: DaemonStarter) -> None:
     starter.reporter.step("adding accounts")
     show = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={_USER}", f"cluster={CLUSTER}")
     starter.wait("slurmctld", lambda: bool(ask(conf, *show)))
-    own = [*options.qos, "normal"]
-    commands = [["add", "qos", name] for name in options.qos]
+    own = sorted({*options.qos, "normal"})
+    commands = [["add", "qos", name] for name in options.qos if name != "normal"]
     commands += [["add", "account", name, f"cluster={CLUSTER}"] for name in options.accounts]
     commands += [["add", "user", _USER, f"account={name}"] for name in options.accounts]
     commands += [["modify", "user", _USER, "set", f"qos={','.join(own)}", "defaultqos=normal"]]

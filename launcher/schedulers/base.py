@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from launcher.errors import NOT_KNOWN, UserError
 from launcher.slurm.states import Action, State
@@ -146,6 +146,13 @@ class JobRef:
         return self.tags[-1]
 
 
+class Acceptance(NamedTuple):
+    """The answer to a script that is accepted: what its job would wait for, and what the site says of it."""
+
+    waits: str | None = None
+    notice: str | None = None
+
+
 class NoAnswer(UserError):
     """The scheduler did not answer in time: it may have accepted the job."""
 
@@ -190,8 +197,8 @@ class Scheduler(Protocol):
     def ignored_environment(self) -> dict[str, str]:
         """Return the variables of the user's shell that would have changed the submission, and do not."""
 
-    def validate(self, script_text: str) -> str | None:
-        """Return what would keep a job of this script waiting; raise UserError if it would be refused."""
+    def validate(self, script_text: str) -> Acceptance:
+        """Return what is said of a job of this script; raise UserError if it would be refused."""
 
     def submit(self, submission: Submission) -> str:
         """Submit a script; return the job's id."""

@@ -262,7 +262,8 @@ def status_of_attempt(attempt: JobAttempt) -> JobStatus:
     """Return the status that the marks of one attempt of a job tell."""
     code, ended_by_slurm = attempt.exit_code, _ended_by_slurm(attempt.state)
     # The job's own judgement of its end.
-    why = None if attempt.rule in (None, *_SAY_NOTHING) else attempt.why
+    says_nothing = attempt.rule in (None, *_SAY_NOTHING) or attempt.why == _FAILED
+    why = None if says_nothing else attempt.why
     status = JobStatus(State.UNKNOWN, nodes=attempt.nodes, restarts=attempt.number)
     if code is not None and attempt.started is not None and attempt.ended is not None:
         status = replace(status, elapsed=format_time_limit(int(attempt.ended - attempt.started)))
@@ -287,7 +288,8 @@ def _ended_by_slurm(word: str | None) -> State | None:
 
 
 # Rules that say no more than the state and the exit code.
-_SAY_NOTHING = ("cancelled", "done", "failed", "preempted", "saved")
+_SAY_NOTHING = ("cancelled", "done", "preempted", "saved")
+_FAILED = "its tasks failed"
 # The rule of a job that somebody cancelled or requeued: the job could not tell which.
 _ENDED_BY_USER = "ended_by_user"
 

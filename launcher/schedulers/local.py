@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.errors import UserError
 from launcher.runs.paths import SCRIPT_SUFFIX, SUPERVISOR, log_prefix_beside, scripts_in
 from launcher.runs.provenance import host
-from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, Submission
+from launcher.schedulers.base import Acceptance, FoundJobs, JobRef, JobStatus, Submission
 from launcher.schedulers.job_status import from_marks, or_cancelled, said_by_log
 from launcher.slurm.environment import clean_environment
 from launcher.slurm.states import Action, State
@@ -35,9 +35,9 @@ class LocalScheduler:
         self._in_allocation = in_allocation
         self._host = host
 
-    def validate(self, script_text: str) -> str | None:
-        """Return None: nothing refuses a job here, nor keeps it waiting."""
-        return None
+    def validate(self, script_text: str) -> Acceptance:
+        """Return nothing: nothing refuses a job here, nor keeps it waiting."""
+        return Acceptance()
 
     def ignored_environment(self) -> dict[str, str]:
         """Return nothing: no option is read from the shell's environment."""

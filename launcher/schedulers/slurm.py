@@ -6,13 +6,15 @@ import contextlib
 import itertools
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.errors import UserError, file_mode
+from launcher.errors import UserError, escape, file_mode
+from launcher.runs.paths import SCRIPT_SUFFIX, SUBMITTED, submitted_name
 from launcher.runs.provenance import user
-from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, NotHeld, Submission
+from launcher.schedulers.base import Acceptance, FoundJobs, JobRef, JobStatus, NotHeld, Submission
 from launcher.schedulers.chain_status import status_of_chain
 from launcher.schedulers.job_status import status_of_job
 from launcher.slurm import commands
@@ -56,18 +58,23 @@ class SlurmScheduler:
         self._retry = retry
         self._questions = JobQuestions(self._environment, retry)
 
-    def validate(self, script_text: str) -> str | None:
+    def validate(self, script_text: str) -> Acceptance:
         """Show the script to ``sbatch --test-only``; see `Scheduler.validate`."""
         self._require_configuration()
-        answer = commands.ask(["sbatch", "--test-only"], self._environment, stdin=script_text)
+        self._require_cluster()
+        # A file and not the input: a site's own sbatch may read the script beforehand.
+        with tempfile.NamedTemporaryFile("wb", prefix="slipway-", suffix=SCRIPT_SUFFIX) as script:
+            script.write(script_text.encode("utf-8", "surrogateescape"))
+            script.flush()
+            answer = commands.ask(["sbatch", "--test-only", script.name], self._environment)
         if answer.code == 0:
-            return None
+            return Acceptance(notice=commands.notice_of(f"{answer.stdout}\n{answer.stderr}"))
         message = error_text(answer.stderr)
         if any(reason in answer.stderr for reason in _WOULD_WAIT):
-            return f"as the cluster is now, the job would wait: {message}"
+            return Acceptance(f"as the cluster is now, the job would wait: {message}")
         if commands.says_no_slurm(answer.stderr):
             raise Unreachable(
-                f"{commands.NO_SLURM}: {message}",
+                commands.NO_SLURM,
                 hint=f"SLURM_CONF names the configuration of one that is elsewhere; {commands.WITHOUT_SLURM}",
             )
         if commands.says_unanswered(message):
@@ -126,6 +133,7 @@ class SlurmScheduler:
         # An array is asked for once, however many of its tasks are points of a sweep.
         queued = self._questions.queue([job.parent_id for job in jobs])
         live = _records_of(job_ids, queued, or_array=True)
+        self._recognize(jobs, live)
         # While a link of a chain lives, the marks of the others tell how they ended.
         ended = [
             job.parent_id
@@ -139,6 +147,19 @@ class SlurmScheduler:
         by_job = (status_of_job(job, live[job.job_id], accounted[job.job_id], blind) for job in jobs)
         statuses = iter(self._with_ends(jobs, list(by_job)))
         return [status_of_chain(ref, list(itertools.islice(statuses, len(ref.links)))) for ref in refs]
+
+    def _recognize(self, jobs: Sequence[JobRef], live: dict[str, Sequence[Record]]) -> None:
+        """Give the records of jobs whose log is in their launch's directory the script of that launch.
+
+        A site's own sbatch may submit a copy of a script, which since Slurm 23.02 nothing else tells.
+        """
+        strange = [job for job in jobs if {record.tag for record in live[job.job_id]} == {None}]
+        outputs = self._questions.outputs([job.parent_id for job in strange]) if strange else {}
+        for job in strange:
+            directory = os.path.realpath(Path(outputs.get(job.job_id, "/").replace("%%", "%")).parent)
+            if directory == os.path.realpath(job.launch_dir):
+                script = str(submitted_name(job.launch_dir / SUBMITTED, job.submitted_tag))
+                live[job.job_id] = [replace(record, command=script) for record in live[job.job_id]]
 
     def _with_ends(self, jobs: Sequence[JobRef], statuses: Sequence[JobStatus]) -> list[JobStatus]:
         """Add when jobs without a mark of their end ended, such as one that was cancelled while it waited."""
@@ -177,6 +198,19 @@ class SlurmScheduler:
     def _run(self, command: Sequence[str]) -> Answer:
         # Longer than a question: an action that is cut short may happen all the same.
         return self._retry.ask(command, self._environment, timeout=_ACTION_SECONDS)
+
+    def _require_cluster(self) -> None:
+        """Refuse to submit to another cluster than the one that the user's shell names."""
+        name = next(filter(None, map(os.environ.get, ("SBATCH_CLUSTERS", "SLURM_CLUSTERS"))), None)
+        if name is None or self._slurm_conf is not None:
+            return
+        answer = self._retry.ask(["scontrol", "show", "config"], self._environment)
+        here = parse_settings(answer.stdout).name
+        if here is not None and name != here:
+            raise UserError(
+                f"SLURM_CLUSTERS={escape(name)} of your shell: jobs go to cluster {here}",
+                hint="cluster.slurm_conf=FILE, the configuration of the other one; or unset SLURM_CLUSTERS",
+            )
 
     def _require_configuration(self) -> None:
         if self._slurm_conf is not None and not file_mode(Path(self._slurm_conf)):

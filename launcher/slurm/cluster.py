@@ -60,6 +60,7 @@ class Partition(NamedTuple):
     denied_qos: tuple[str, ...] = ()
     own_qos: str | None = None
     is_open: bool = True
+    node_names: str | None = None
 
 
 class Node(NamedTuple):
@@ -164,6 +165,7 @@ def _partition(values: Mapping[str, str]) -> Partition:
         qos=_allowed(values.get("AllowQos")),
         denied_qos=_allowed(values.get("DenyQos")) or (),
         own_qos=_word(values.get("QoS")),
+        node_names=_word(values.get("Nodes")),
         is_open=values.get("Hidden") != "YES" and values.get("AllowGroups", "ALL") == "ALL",
     )
 

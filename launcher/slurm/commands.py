@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import random
 
-from launcher.errors import NOT_KNOWN, UserError
+from launcher.errors import NOT_KNOWN, UserError, escape, shortened
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,9 @@ NO_SLURM = "no Slurm found on this machine"
 
 # The prefixes of Slurm's messages: the name of the command, or of one of its functions.
 _PROGRAM = re.compile(r"^(\w+: (error: )?|slurm_\w+ error: )")
+
+# The words of sbatch itself about a job that it accepts, or would.
+_ACCEPTING = re.compile(r"Submitted batch job [0-9]+|Job [0-9]+ to start at ")
 
 # Slurm's words, in lower case, for a controller that is busy, restarting or gone: asking again may help, and
 # they do not say whether a submission was accepted.
@@ -58,6 +61,7 @@ _NO_ANSWER = (
     "unexpected message received",  # all that scontrol says about it
     "zero bytes",
 )
+_VERDICT = re.compile(r".*(Batch job submission failed|allocation failure): ", re.DOTALL)
 # The commands are installed, but there is no slurm.conf.
 _NO_CONFIGURATION = ("resolve_ctls_from_dns_srv", "fetch_config: DNS SRV lookup failed")
 
@@ -88,9 +92,19 @@ def error_text(stderr: str) -> str:
 
 
 def says_unanswered(message: str) -> bool:
-    """Return True if Slurm's message means that nobody answered; all other messages are answers."""
-    lower = message.lower()
+    """Return True if Slurm's message means that nobody answered; all other messages are answers.
+
+    Before sbatch's own verdict stands what the site's filters say, in any words.
+    """
+    lower = _VERDICT.sub("", message).lower()
     return any(words in lower for words in _NO_ANSWER)
+
+
+def notice_of(answer: str) -> str | None:
+    """Return what a site says of a job that sbatch accepts, as its filters do; None if nothing."""
+    lines = [_PROGRAM.sub("", line).strip() for line in answer.splitlines()]
+    said = "; ".join(line for line in dict.fromkeys(lines) if line and not _ACCEPTING.match(line))
+    return escape(shortened(said)) if said else None
 
 
 def says_no_slurm(message: str) -> bool:
@@ -98,10 +112,10 @@ def says_no_slurm(message: str) -> bool:
     return any(words in message for words in _NO_CONFIGURATION)
 
 
-def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> Answer:
+def ask(command: Sequence[str], environment: Mapping[str, str]) -> Answer:
     """Run one of Slurm's commands once, for a minute; raise Unreachable if it is missing or silent."""
     try:
-        return run(command, environment, _TIMEOUT_SECONDS, stdin)
+        return run(command, environment, _TIMEOUT_SECONDS)
     except TimeoutError as error:
         raise Unreachable(f"{command[0]} did not answer within {_TIMEOUT_SECONDS:.0f} s") from error
 
@@ -110,7 +124,6 @@ def run(
     command: Sequence[str],
     environment: Mapping[str, str],
     timeout: float,
-    stdin: str = "",
     *,
     notify: bool = True,
 ) -> Answer:
@@ -122,7 +135,7 @@ def run(
         process = subprocess.Popen(
             command,
             env=environment,
-            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
@@ -139,7 +152,7 @@ def run(
         try:
             try:
                 soon = min(_NOTICE_SECONDS, timeout) if notify else timeout
-                stdout, stderr = process.communicate(stdin or None, timeout=soon)
+                stdout, stderr = process.communicate(timeout=soon)
             except subprocess.TimeoutExpired:
                 if soon == timeout:
                     raise

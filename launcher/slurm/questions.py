@@ -177,6 +177,17 @@ class JobQuestions:
         chosen = [f"--jobs={ids}"] if len(ids) <= _LONGEST_ARGUMENT else []
         return self._squeue(chosen)
 
+    def outputs(self, job_ids: Sequence[str]) -> dict[str, str]:
+        """Return the files that jobs in the queue write their output to; a % in them may be doubled."""
+        fields = f"JobArrayID:{records.SEPARATOR},StdOut:{records.SEPARATOR}"
+        command = ["squeue", "--all", "--noheader", "--states=all", f"--Format={fields}"]
+        command.append(f"--jobs={','.join(job_ids)}")
+        rows = (
+            line.split(records.SEPARATOR)
+            for line in self._retry.ask(command, self._environment).stdout.splitlines()
+        )
+        return {row[0].strip(): row[1].strip() for row in rows if len(row) > 1}
+
     def queue_of(self, users: Iterable[str]) -> list[Record]:
         """Return what the queue has of some users' jobs; of everybody's, if a user is unknown here."""
         named = sorted(set(users))

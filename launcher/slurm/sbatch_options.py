@@ -14,7 +14,7 @@ _TASKS = "training.trainer.num_nodes and training.trainer.devices"
 _LOG = "base_results_dir, and cluster.stderr_to_stdout"
 _SUBMITTING = "the launcher, which submits the script and reads the job's id"
 
-_SUBMITTERS = "clusters help parsable quiet test-only usage verbose version wait wrap"
+_SUBMITTERS = "help parsable quiet test-only usage verbose version wait wrap"
 
 # The keys of `cluster` that have the names of options.
 _CLUSTER_KEYS = """
@@ -28,6 +28,7 @@ SET_BY: Mapping[str, str] = {
     **dict.fromkeys(("error", "output"), _LOG),
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), _TASKS),
     **dict.fromkeys(_SUBMITTERS.split(), _SUBMITTING),
+    "clusters": "cluster.slurm_conf, the configuration of the cluster that the job goes to",
     "dependency": "training.run.dependency",
     "gpus": "cluster.gpus_per_node, cluster.gpus_per_task or cluster.gres",
     "job-name": "training.run.name and cluster.job_name_prefix",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -110,7 +111,7 @@ def _check_image(image: str) -> None:
         # Pyxis would look for an image of that name in a registry.
         raise setting_error(
             f"container={literal(image)}: an image file is given by its whole path",
-            hint=f"container={Path(image).expanduser().absolute()}",
+            hint=f"container={Path(os.path.expandvars(image)).expanduser().absolute()}",
         )
 
 

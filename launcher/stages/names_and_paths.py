@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,8 @@ from launcher.plan import RENDEZVOUS
 from launcher.secrecy import MASK, hidden
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
+# Sites ask for names such as `account-project:run`; in names of files a `-` stands for the other signs.
+JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=:@-]*")
 
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -80,4 +83,4 @@ def required_program(value: str, key: str, *, is_on_host: bool = True) -> str:
 
 
 def _absolute(path: str) -> Path:
-    return Path(path).expanduser().absolute()
+    return Path(os.path.expandvars(path)).expanduser().absolute()

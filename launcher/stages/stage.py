@@ -19,7 +19,7 @@ from launcher.errors import UserError, literal, setting_error
 from launcher.plan import Binding, Job, Payload, Profile, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.containers import check_saving
-from launcher.stages.names_and_paths import SAFE_NAME, check_variables, checked_path
+from launcher.stages.names_and_paths import JOB_NAME, SAFE_NAME, check_variables, checked_path
 
 AnyNode = StageConfig | StageSection
 Node = TypeVar("Node", bound=AnyNode)
@@ -133,15 +133,20 @@ def prepare(stage: str, node: RunConfigNode, config: RunConfig, number: int) -> 
 def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number: int) -> LaunchPaths:
     """Return the paths of a launch; raise UserError if the run's name, or the job's, is no file name."""
     job_name = f"{cluster.job_name_prefix}{run.name}"
-    for key, value, name in (
-        (f"{stage}.run.name", run.name, run.name),
-        ("cluster.job_name_prefix", cluster.job_name_prefix, job_name),
+    for key, value, name, valid, what, signs in (
+        (f"{stage}.run.name", run.name, run.name, SAFE_NAME, "not a safe file name", ". _ + = -"),
+        (
+            "cluster.job_name_prefix",
+            cluster.job_name_prefix,
+            job_name,
+            JOB_NAME,
+            "not a safe job name",
+            ". _ + = - : @",
+        ),
     ):
-        if not SAFE_NAME.fullmatch(name):
-            raise setting_error(
-                f"{key}={literal(value)}: not a safe file name",
-                hint="valid: letters, digits and . _ + = - with a letter or digit first",
-            )
+        if not valid.fullmatch(name):
+            hint = f"valid: letters, digits and {signs} with a letter or digit first"
+            raise setting_error(f"{key}={literal(value)}: {what}", hint=hint)
         if len(name) > _LONGEST_NAME:
             raise setting_error(
                 f"{key}={literal(value)}: {len(name)} characters are too many for the names of its files",

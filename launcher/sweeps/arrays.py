@@ -296,7 +296,7 @@ def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
         for point in array.points:
             _ = point.draft.texts  # a mistake in a template is refused before anything is written
         answer = validate(scheduler, script)
-        warnings += [answer] if answer else []
+        warnings += [answer.waits] if answer.waits else []
     return ReadySweep(scheduler, arrays, list(dict.fromkeys(warnings)))
 
 

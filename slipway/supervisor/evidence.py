@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from contextlib import suppress
 from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from slipway.common.files import AnyPath, open_regular, read_text, unix_time, whole
@@ -22,6 +23,16 @@ _RANK = re.compile(r"[Rr]ank\"?:? ?([0-9]{1,7})(?:[^0-9]|$)")
 # A rank's own report, or srun's word for a task that failed.
 _FAILED = re.compile(r"\{\"time\": .*\"rank\": [0-9]+|srun: error: [^ ]+: tasks? [0-9]")
 _FAILED_RANK = re.compile(r"(?:\"rank\": |: tasks? )([0-9]{1,9})")
+_WORDS = 200  # characters of what a program said last
+_LEFT_RECORD = re.compile(r"\{\"time\": .*\"rank\": [0-9]+")
+_BEGIN = re.compile(r"Job [0-9_]+: run ")
+_NOT_STARTED = re.compile(r"slurmstepd[^:]*: error: execve\(\): (.+): ([^:]+)$")
+_ERROR = re.compile(
+    r"\b(\w*error|\w*exception|fatal|cannot|could not|not found|no such|denied|invalid|unable|refused)\b",
+    re.IGNORECASE,
+)
+_NO_ERROR = re.compile(r"\s|\{|srun: |slurmstepd[^:]*: |Job [0-9_]+: |.*\b\w*warn", re.IGNORECASE)
+_LABEL = re.compile(r"^(?:[0-9]+: |\[rank[0-9]+\]: ?)?(?:[^ ]*task\.sh: line [0-9]+: )?(?:error: )?")
 # Our trainer's, a progress bar's, and Megatron-LM's.
 _STEP = re.compile(
     r"(?:^|: )step +([0-9]{1,15})/[0-9]+ \||\| *([0-9]{1,15})/[0-9]+ \[|iteration +([0-9]{1,15})/"
@@ -75,6 +86,27 @@ def first_failure(
     line = next(filter(_FAILED.match, lines), "")
     rank = _FAILED_RANK.search(line)
     return int(rank[1]) if rank else None, next(iter(named_in(line, hosts, tasks_per_node)), None)
+
+
+def own_words(lines: Sequence[str], host: Optional[str] = None) -> Optional[str]:
+    """Return a failed program's own word for its end: a rank's record, else the last line with an error.
+
+    It is shown, and decides nothing. Of a program that srun did not find, slurmstepd tells.
+    """
+    for line in filter(_LEFT_RECORD.match, lines):
+        with suppress(ValueError, LookupError, RecursionError):  # it may be cut short
+            return str(json.loads(line)["error"]).splitlines()[0][:_WORDS]
+    for line in reversed(lines):
+        if _BEGIN.match(line):
+            return None
+        not_started = _NOT_STARTED.match(line)
+        if not_started:
+            program, why = not_started.groups()
+            return f"srun could not start {program}{f' on {host}' if host else ''}: {why}"[:_WORDS]
+        if _ERROR.search(line) and not _NO_ERROR.match(line):
+            words = _LABEL.sub("", line).strip()
+            return words.encode("latin-1", "replace").decode("utf-8", "replace")[:_WORDS]
+    return None
 
 
 def last_step(lines: Sequence[str]) -> Optional[int]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from slipway.supervisor.judging import Facts
 
 _SUBMISSION_ATTEMPTS = 3
+# Rules of ends that the program itself knows more of.
+_UNEXPLAINED = ("mistake", "failed")
 # Seconds between counts of checkpoints, between reports of new links to the stages after a chain,
 # and that Slurm may take.
 _COUNT_SECONDS, _TELL_SECONDS, _LOOK_BUDGET = 20.0, 60.0, 240.0
@@ -264,7 +266,7 @@ class Link:
         self, job_id: str, facts: "Facts", hosts: Sequence[str], since: int
     ) -> Tuple[Dict[str, Any], Ending]:
         """Return the judgement of an end, and what else a mark has of it."""
-        from slipway.supervisor.evidence import first_failure, last_step
+        from slipway.supervisor.evidence import first_failure, last_step, own_words
         from slipway.supervisor.judging import judge
         from slipway.supervisor.rules import EXIT_INTERRUPTED
 
@@ -280,6 +282,8 @@ class Link:
             fields["step"] = last_step(lines)
             if judgement.verdict != "done" and facts.code != EXIT_INTERRUPTED:
                 fields["rank"], fields["host"] = first_failure(lines, hosts, tasks)
+                said = own_words(lines, fields["host"]) if judgement.rule.name in _UNEXPLAINED else None
+                ending = ending._replace(why=plain(said) if said else ending.why)
         return fields, ending
 
     def _evidence(self, job_id: str, since: int) -> List[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.checks.facts import Change, Facts, HostFacts, Interpreter, PathFacts, SubmissionFacts
+from launcher.slurm.cluster import Partition
 from tests.checks.cases import (
     LIMIT,
     PREFIX,
@@ -26,6 +27,7 @@ from tests.checks.cases import (
     warns,
     with_array,
 )
+from tests.checks.clusters import CLUSTER, GPU
 from tests.checks.plans import KNOWN
 
 # A plan without unusual requests is a good case of each of these.
@@ -38,7 +40,21 @@ CLUSTER_CHECKS = (
     "cluster.memory",
     "cluster.account",
     "cluster.qos",
+    "cluster.partitions",
 )
+
+# One partition is closed to the account, the other to the QOS.
+CLOSED_TO_EACH = {
+    "plan": {"queue": {"partition": "a,b"}},
+    "facts": replace(
+        KNOWN,
+        cluster=replace(
+            CLUSTER,
+            partitions=(Partition("a", accounts=("other",)), Partition("b", qos=("debug",))),
+            nodes={"a": GPU, "b": GPU},
+        ),
+    ),
+}
 
 JOB_CASES = [
     # chains of jobs; further cases are in test_resilience_checks.py
@@ -217,7 +233,9 @@ JOB_CASES = [
         "scheduler",
         {},
         "the job would wait",
-        facts=replace(KNOWN, submission=SubmissionFacts(False, "as the cluster is now, the job would wait")),
+        facts=replace(
+            KNOWN, submission=SubmissionFacts(False, waits="as the cluster is now, the job would wait")
+        ),
     ),
     good("scheduler", {}, facts=replace(KNOWN, submission=SubmissionFacts(False))),
     warns(
@@ -398,6 +416,7 @@ JOB_CASES = [
     bad("cluster.memory", {}, "can give 1048576M of memory", **cluster_request({"memory": "1T"})),
     bad("cluster.account", {}, "you have no such account", **cluster_request(account="reserch")),
     bad("cluster.qos", {}, "no such QOS", **cluster_request(qos="debgu")),
+    bad("cluster.partitions", {}, "none of them takes the job", **CLOSED_TO_EACH),
     bad("cluster.array", {}, "this Slurm has room for", **with_array(10_001)),
     warns("cluster.pyxis", {}, "container-image", **in_container(pyxis=False)),
     *(good(check, {}, **cluster_request()) for check in CLUSTER_CHECKS),

@@ -36,7 +36,11 @@ from tests.checks.clusters import (
             "you have no such account; yours: research, vision",
             "did you mean 'research'?",
         ),
-        ({"account": "vision"}, "you may use it only in other partitions: big", None),
+        (
+            {"account": "vision"},
+            "you may use it only in other partitions: big",
+            "partitions that would take the job: big (cluster.partition)",
+        ),
     ],
 )
 def test_unusable_account_is_an_error(queue: dict[str, Any], message: str, fix: str | None) -> None:

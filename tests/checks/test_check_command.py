@@ -119,8 +119,8 @@ def test_plotting_libraries_are_not_imported_in_a_pipe(workdir: Path) -> None:
 def test_checks_that_need_slurm_are_skipped_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def validate(scheduler: object, script: str) -> str | None:
-        raise Unreachable("no Slurm found on this machine: fetch_config: DNS SRV lookup failed")
+    def validate(scheduler: object, script: str) -> None:
+        raise Unreachable(NO_SLURM)
 
     no_answer = Reply(why=NO_SLURM)
     monkeypatch.setattr("launcher.schedulers.slurm.SlurmScheduler.validate", validate)

@@ -63,9 +63,9 @@ def test_requests_that_fit_have_no_findings() -> None:
         ),
         (
             plan_with({"partition": "b"}),
-            with_partitions(Partition("a"), Partition("b", state="DRAIN")),
+            with_partitions(Partition("a", total_nodes=4), Partition("b", state="DRAIN")),
             "cluster.partition='b': partition b takes no new jobs: its state is DRAIN",
-            "partitions that are up: a",
+            "partitions that would take the job: a (cluster.partition)",
         ),
     ],
 )
@@ -73,6 +73,56 @@ def test_unusable_partition_is_an_error(plan: Plan, cluster: ClusterFacts, messa
     finding = only_finding(plan, replace(cluster, nodes={"gpu": GPU, "b": GPU}))
     assert (finding.id, finding.severity, finding.fix) == ("cluster.partition", Severity.ERROR, fix)
     assert finding.message.startswith(message)
+
+
+def alike(*partitions: Partition) -> ClusterFacts:
+    """Return a cluster whose partitions have the same four nodes."""
+    same = [each._replace(total_nodes=4, node_names="n[1-4]") for each in partitions]
+    return replace(with_partitions(*same), nodes={each.name: GPU for each in partitions[:2]})
+
+
+@pytest.mark.parametrize(
+    ("plan", "fix"),
+    [
+        (plan_with({"partition": "a"}), "partitions that would take the job: d (cluster.partition)"),
+        (plan_with({"partition": "a", "exclude": "n[1-4]"}), None),
+        (plan_with({"partition": "a", "account": "none"}), None),
+        (
+            plan_with({"partition": "a"}, nodes=5),
+            "training.trainer.num_nodes=4 is the largest that could run",
+        ),
+    ],
+)
+def test_a_partition_is_proposed_that_takes_the_job_in_every_respect(plan: Plan, fix: str | None) -> None:
+    cluster = alike(
+        Partition("a", state="DRAIN"),
+        Partition("b", accounts=("other",)),
+        Partition("c", max_nodes=1),
+        Partition("d"),
+        Partition("e", max_seconds=60),
+        Partition("f", qos=("debug",)),
+    )
+    findings = {finding.id: finding for finding in cluster_findings(plan, cluster)}
+    finding = findings.get("cluster.nodes") or findings["cluster.partition"]
+    assert finding.fix == fix
+
+
+def test_several_partitions_of_which_none_takes_the_job_are_an_error() -> None:
+    cluster = alike(Partition("a", accounts=("other",)), Partition("b", qos=("debug",)), Partition("c"))
+    finding = only_finding(plan_with({"partition": "a,b"}), cluster)
+    assert (finding.id, finding.severity) == ("cluster.partitions", Severity.ERROR)
+    assert finding.message == (
+        "cluster.partition='a,b': none of them takes the job: "
+        "partition a takes no jobs of account research; partition b takes no jobs of QOS normal"
+    )
+    assert cluster_findings(plan_with({"partition": "a,b,c"}), cluster) == []
+    assert cluster_findings(plan_with({"partition": "a,b", "account": "none"}), cluster)[0].id != finding.id
+
+
+def test_what_an_explicit_partition_cannot_hold_stays_an_error_beside_filters() -> None:
+    cluster = replace(CLUSTER, settings=ENFORCED._replace(has_filters=True))
+    for queue, severity in (({"partition": "gpu"}, Severity.ERROR), ({}, Severity.WARNING)):
+        assert only_finding(plan_with(queue, nodes=5), cluster).severity is severity
 
 
 def test_a_partition_that_is_down_is_a_warning() -> None:
@@ -88,7 +138,7 @@ def test_time_limit_beyond_the_partitions_is_an_error() -> None:
     finding = only_finding(plan_with(time_limit="2-00:00:00"), CLUSTER)
     assert (finding.id, finding.severity) == ("cluster.time_limit", Severity.ERROR)
     assert finding.message == f"{LIMIT}='2-00:00:00': partition gpu limits a job to 1-00:00:00"
-    assert finding.fix == f"{LIMIT}=1-00:00:00\npartitions that allow as much time: big (cluster.partition)"
+    assert finding.fix == f"{LIMIT}=1-00:00:00\npartitions that would take the job: big (cluster.partition)"
     assert only_finding(plan_with(time_limit="UNLIMITED"), CLUSTER).id == "cluster.time_limit"
 
 
@@ -113,7 +163,7 @@ def test_time_limits_within_those_of_slurm_pass() -> None:
             CLUSTER,
             f"{NODES}=16: partition gpu has 4 nodes",
             f"{NODES}=4 is the largest that could run\n"
-            "partitions with as many nodes: big (cluster.partition)",
+            "partitions that would take the job: big (cluster.partition)",
         ),
         (
             plan_with(nodes=4),
@@ -138,7 +188,7 @@ def test_time_limits_within_those_of_slurm_pass() -> None:
             with_nodes(node("n1"), node("n2"), node("n3", features=frozenset({"ib"}))),
             f"{NODES}=2: partition gpu has 1 node (with ib&a100, without n[1,9])",
             f"{NODES}=1 is the largest that could run\n"
-            "partitions with as many nodes: big (cluster.partition)",
+            "partitions that would take the job: big (cluster.partition)",
         ),
         (
             plan_with({"constraint": "a10"}),
@@ -348,6 +398,7 @@ def test_checks_without_their_facts_are_skipped_with_the_reason() -> None:
         "cluster.gpus",
         "cluster.cpus",
         "cluster.memory",
+        "cluster.partitions",
     ]
     assert {(finding.severity, finding.why) for finding in findings} == {
         (Severity.SKIPPED, "Slurm did not answer within 5 s")

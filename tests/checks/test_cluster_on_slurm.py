@@ -148,6 +148,9 @@ RED: dict[str, list[dict[str, Any]]] = {
         {"qos": "debug", "links": 4},
         {"qos": "debug", "partition": "theirs", "account": "vision"},
     ],
+    "cluster.partitions": [
+        {"partition": "theirs,short", "account": "vision", "qos": "debug", "time_limit": "11"}
+    ],
     "cluster.array": [{"tasks": 10_001}],
 }
 

@@ -32,6 +32,7 @@ def job(*overrides: str) -> Job:
         ("cluster.exclusive=false", "exclusive", False),
         ("cluster.exclusive=user", "exclusive", "user"),
         ("cluster.exclusive=mcs", "exclusive", "mcs"),
+        ("cluster.exclusive=topo", "exclusive", "topo"),
         ("training.run.time_limit=30", "time_limit", "30"),
         ("training.run.time_limit=1-12", "time_limit", "1-12"),
         ("training.run.time_limit=UNLIMITED", "time_limit", "UNLIMITED"),

@@ -134,7 +134,7 @@ MISTAKES = [
     (["cluster.gres=gpu:4"], ["cluster.gres='gpu:4'", "cluster.gpus_per_node=8", "contradict"]),
     (["cluster.gpu_request=gres", "cluster.gres=null"], ["cluster.gpu_request=gres", "cluster.gres is null"]),
     (["cluster.gpu_request=gpu"], ["cluster.gpu_request='gpu'", "'gpus_per_node'"]),
-    (["cluster.exclusive=users"], ["expected true or false, or user or mcs"]),
+    (["cluster.exclusive=users"], ["expected true or false, or user, mcs or topo"]),
     (["cluster.mem=64XB"], ["cluster.mem='64XB'", "not an amount of memory", "64G"]),
     (["cluster.mem=1.5G"], ["not an amount of memory"]),
     (["cluster.requeue=maybe"], ["cluster.requeue='maybe'", "true or false"]),

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,25 @@ def records(path: Path, piece: Piece | None = None) -> list[Document | BadRecord
 
 def lines(texts: list[str]) -> bytes:
     return b"".join(json.dumps({"text": text, "id": at}).encode() + b"\n" for at, text in enumerate(texts))
+
+
+def test_without_orjson_the_same_documents_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The images of training frameworks need not have it."""
+    path = tmp_path / "a.jsonl"
+    odd = [
+        b'{"text": NaN}',
+        b"[1]",
+        b'{"text": "\\ud800"}',
+        b'{"text": "\xff"}',
+        b'{"text": "a"} {}',
+        b'{"txt": 1}',
+    ]
+    odd += [b'{"text": 1e999}', b"[" * 5000, b""]
+    path.write_bytes(lines(TEXTS) + b"\n".join(odd))
+    fast = records(path)
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    assert records(path) == fast
+    assert len(fast) > len(TEXTS)
 
 
 @pytest.mark.parametrize("compression", [None, *COMPRESS])

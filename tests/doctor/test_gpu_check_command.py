@@ -48,10 +48,10 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put an srun first on PATH that prints its arguments and runs the command behind its options."""
     script = tmp_path / "bin" / "srun"
     script.parent.mkdir()
-    script.write_text(
-        '#!/bin/sh\necho "srun $@" >&2\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
-    )
-    script.chmod(0o755)
+    runs = 'echo "srun $@" >&2\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
+    for program, text in ((script, runs), (script.with_name("scontrol"), "echo ClusterName = here\n")):
+        program.write_text(f"#!/bin/sh\n{text}")
+        program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
 
 
@@ -119,6 +119,18 @@ def test_a_node_of_the_documented_cluster_gets_all_its_gpus(
     assert main([*words, "--directory", str(tmp_path / "a")]) == 0, capfd.readouterr().err
     (options,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("srun "))
     assert {"--partition=gpu", f"--gres={gres}", "--exclusive"} <= set(options.split())
+
+
+def test_without_slurm_one_line_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    assert main(["gpu-check", "cluster=bcm", "container=null", "--directory", str(tmp_path / "a")]) == 2
+    first, *hint = capfd.readouterr().err.splitlines()
+    assert first == "slipway: scontrol is not on this machine: there is no Slurm here"
+    assert len(hint) == 1
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(

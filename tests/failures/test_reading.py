@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.monitor.history import Diagnosis, diagnose
+from slipway.supervisor.evidence import own_words
 from slipway.supervisor.marks import JobAttempt
 from tests.failures.failure_samples import RECORDED
 
@@ -50,6 +51,38 @@ def test_reason_is_that_of_the_first_failed_rank(tmp_path: Path) -> None:
     assert diagnosis.first == (
         "rank 3 on n4 failed first: AcceleratorError: CUDA error: uncorrectable ECC error encountered"
     )
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (
+            "error: no key 'content'\n  it has id, text\nsrun: error: n1: task 0: Exited with code 2",
+            "no key 'content'",
+        ),
+        (
+            "Traceback\n  File x\nValueError: bad é\nJob 7: the tasks ended with exit code 1",
+            "ValueError: bad é",
+        ),
+        ("3: RuntimeError: late\n3: UserWarning: an error that is none", "RuntimeError: late"),
+        ("[rank3]: KeyError: 'x'", "KeyError: 'x'"),
+        ("/r/launches/1/task.sh: line 14: /x: No such file or directory", "/x: No such file or directory"),
+        (
+            "srun: error: n1: task 0: Exited\nslurmstepd: error: execve(): 0xfe: No such file or directory",
+            "srun could not start 0xfe on n1: No such file or directory",
+        ),
+        ("error: of the attempt before\nJob 7: run a, launch 1, on n1\nstep 1/2 | loss 3", None),
+        ("step 1/2 | loss 3", None),
+        ('{"time": 1.0, "rank": 0, "error": "OSError: a\\nb"}\nValueError: later', "OSError: a"),
+        ('{"time": 1.0, "rank": 0, "error": "cut', None),
+        (
+            f'{{"time": 1, "rank": 0, "error": {"[" * 2000}\nValueError: {"x" * 5000}',
+            f"ValueError: {'x' * 188}",
+        ),
+    ],
+)
+def test_the_reason_is_what_the_program_said_last(log: str, words: str | None) -> None:
+    assert own_words(log.encode().decode("latin-1").split("\n"), "n1") == words  # as a log is read
 
 
 @pytest.mark.parametrize("time", [999.0, 1012.0])

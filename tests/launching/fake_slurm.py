@@ -11,7 +11,7 @@ import pytest
 _SBATCH = """#!/bin/bash
 here={here}
 if [[ $1 == --test-only ]]; then
-    script=$(grep '^#SBATCH')
+    script=$(grep '^#SBATCH' "$2")
     name=$(sed -n 's/^#SBATCH --job-name=//p' <<<"$script")
     echo "judged $name $(sed -n 's/^#SBATCH --exclude=//p' <<<"$script")" >>"$here/calls"
     while read -r word reason; do

@@ -140,7 +140,7 @@ def test_each_engine_is_profiled_where_its_configuration_says_so() -> None:
 def test_a_secret_reaches_the_tasks_and_nothing_else(inherited: dict[str, str], tmp_path: Path) -> None:
     """The log has no secret either, although the launching shell prints every command."""
     (tmp_path / "traced").write_text("set -xv\n")
-    (tmp_path / "my key").write_text("hunter2\nsecond line\n")
+    (tmp_path / "my key").write_bytes(b"hunter2\r\nsecond line\r\n")
     overrides = [
         "cluster=local",
         "training=gpt3/tiny",

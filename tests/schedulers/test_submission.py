@@ -116,6 +116,11 @@ def test_the_override_named_in_place_of_a_variable_does_the_same(
     assert str(attrgetter(key)(config)) == value
 
 
+def test_the_key_named_in_place_of_a_variable_is_the_stages(clean_shell: None) -> None:
+    (message,) = describe_ignored({"SBATCH_TIMELIMIT": "10"}, "command")
+    assert message.endswith("instead: command.run.time_limit=10")
+
+
 def test_no_override_is_named_for_an_empty_variable(
     clean_shell: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from launcher.slurm.notations import format_time_limit, parse_time_limit
 
 _TASKS = "data_preparation.tasks"
 PARTITION, ACCOUNT, QOS = "cluster.partition", "cluster.account", "cluster.qos"
+MAY_CHANGE = "plugins of this Slurm may change what a job asks for"
 _FOREVER = float("inf")
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
@@ -65,13 +66,6 @@ class ClusterRequest:
     def partitions_text(self) -> str:
         names = [partition.name for partition in self.partitions]
         return f"partition{'s' if len(names) > 1 else ''} {', '.join(names)}"
-
-    def other_partitions(self, suits: Callable[[Partition], bool]) -> str:
-        """Return the names of partitions that are up, open to all, and suit."""
-        there = self.cluster.partitions or ()
-        return ", ".join(
-            other.name for other in there if other.state == "UP" and other.is_open and suits(other)
-        )
 
     @cached_property
     def associations(self) -> list[Association]:
@@ -121,9 +115,16 @@ class ClusterRequest:
         resources = self.resources
         if resources.is_elastic:
             return ELASTIC_NODES, f"{resources.nodes}-{resources.max_nodes}"
-        if self.job.config is None:
-            return PARTITION, self.queue.partition  # of a stage that always has one node
+        if self.job.stage == "command":
+            return "command.nodes", resources.nodes
+        if not self.has_node_count:
+            return PARTITION, self.queue.partition
         return NODES, resources.nodes
+
+    @property
+    def has_node_count(self) -> bool:
+        """False for a stage that always has one node."""
+        return self.job.config is not None or self.job.stage == "command"
 
     @property
     def seconds(self) -> float | None:
@@ -152,10 +153,10 @@ def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Ch
         def find(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Iterator[Finding]:
             has_filters = cluster.settings is not None and cluster.settings.has_filters
             for finding in rule(ClusterRequest(plan, cluster, array_tasks)):
-                is_of_names = finding.key == PARTITION or check_id in (ACCOUNT, QOS)
+                is_of_names = check_id in (PARTITION, ACCOUNT, QOS)
                 may_change = has_filters and (is_of_names or plan.job.queue.partition is None)
                 if may_change and finding.severity is Severity.ERROR:
-                    text = f"{finding.message}; plugins of this Slurm may change what a job asks for"
+                    text = f"{finding.message}; {MAY_CHANGE}"
                     yield replace(finding, severity=Severity.WARNING, message=text)
                 else:
                     yield finding
@@ -178,14 +179,12 @@ def partition_problems(request: ClusterRequest) -> Iterator[Finding]:
     if not partitions or any(partition.state == "UP" for partition in partitions):
         return
     first = min(partitions, key=lambda partition: partition.state != "DOWN")
-    up = request.other_partitions(lambda _: True)
-    fix = f"partitions that are up: {up}" if up else None
     if first.state == "DOWN":
         text = f"partition {first.name} is down: it queues jobs, and starts none"
-        yield warning(PARTITION, chosen, text, fix)
+        yield warning(PARTITION, chosen, text)
     else:
         text = f"partition {first.name} takes no new jobs: its state is {first.state}"
-        yield error(PARTITION, chosen, text, fix)
+        yield error(PARTITION, chosen, text)
 
 
 @cluster_check(
@@ -199,12 +198,8 @@ def time_problems(request: ClusterRequest) -> Iterator[Finding]:
     if longest.max_seconds is None or seconds <= longest.max_seconds:
         return
     most, key = format_time_limit(longest.max_seconds), limit_key(request.plan)
-    others = request.other_partitions(lambda other: _seconds_of(other) >= seconds)
-    fix = f"{key}={most}"
-    if others:
-        fix += f"\npartitions that allow as much time: {others} ({PARTITION})"
     text = f"partition {longest.name} limits a job to {most}"
-    yield error(key, request.resources.time_limit, text, fix, also=(PARTITION,))
+    yield error(key, request.resources.time_limit, text, f"{key}={most}", also=(PARTITION,))
 
 
 def _seconds_of(partition: Partition) -> float:

@@ -92,7 +92,8 @@ def node_problems(request: ClusterRequest) -> Iterator[Finding]:
         yield error(key, value, message, _fewer(request, most))
     elif too_few and not request.overrules("partitionminnodes"):
         message = f"partition {smallest.name} requires at least {count(smallest.min_nodes, 'node')} per job"
-        yield error(key, value, message, f"{_count_key(request)}={smallest.min_nodes}")
+        fix = f"{_count_key(request)}={smallest.min_nodes}" if request.has_node_count else None
+        yield error(key, value, message, fix)
     else:
         yield from _too_few(request)
 
@@ -224,17 +225,9 @@ def _that_are(request: ClusterRequest) -> str:
 
 
 def _fewer(request: ClusterRequest, most: int, can: str = "run") -> str | None:
-    """Suggest the largest number of nodes that is there, and partitions with as many as requested."""
-    ways = [f"{_count_key(request)}={most} is the largest that could {can}"] if most else []
-
-    def suits(other: Partition) -> bool:
-        is_other = other.name not in {partition.name for partition in request.partitions}
-        return is_other and min(other.total_nodes, _most_nodes(other)) >= request.resources.nodes
-
-    others = request.other_partitions(suits)
-    if others and can == "run":
-        ways.append(f"partitions with as many nodes: {others} ({PARTITION})")
-    return "\n".join(ways) or None
+    """Suggest the largest number of nodes that is there."""
+    is_count = most > 0 and request.has_node_count
+    return f"{_count_key(request)}={most} is the largest that could {can}" if is_count else None
 
 
 def _count_key(request: ClusterRequest) -> str:

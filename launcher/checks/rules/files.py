@@ -359,9 +359,11 @@ def _interpreter_problems(plan: Plan, python: facts.Interpreter) -> Iterator[Fin
 @check(SCHEDULER, "Slurm takes the script, by `sbatch --test-only`", "submission.is_refused")
 def submission_problems(submission: facts.SubmissionFacts) -> Iterator[Finding]:
     """Repeat what the scheduler says of the script, in its own words."""
-    if submission.message is not None:
-        severity = Severity.ERROR if submission.is_refused else Severity.WARNING
-        yield Finding(severity, None, submission.message, submission.fix)
+    if submission.refusal is not None:
+        yield Finding(Severity.ERROR, None, submission.refusal, submission.fix)
+    notice = f"sbatch says of this job: {submission.notice}" if submission.notice else None
+    for text in filter(None, (submission.waits, notice)):
+        yield Finding(Severity.WARNING, None, text)
 
 
 CHECKS = (

@@ -14,10 +14,11 @@ from tests.cli.mistakes.places import TREE, Places
 def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     """Return the paths that the mistakes name."""
     root = tmp_path_factory.mktemp("places")
-    for folder in ("tree/cluster", "syntax", "undefined", "images"):
+    for folder in ("tree/cluster", "tree/training", "syntax", "undefined", "images"):
         (root / folder).mkdir(parents=True)
     for name, text in TREE.items():
         (root / "tree/cluster" / f"{name}.yaml").write_text(text)
+    (root / "tree/training/bare.yaml").write_text("defaults:\n  - /training/gpt3/126m\n")
     (root / "tree/cluster/latin.yaml").write_bytes(b"account: \xff\n")
     (root / "syntax/sbatch.sh.j2").write_text("#!/bin/bash\n{% if %}\n")
     (root / "undefined/task.sh.j2").write_text("#!/bin/bash\n\n{{ jobb.stage }}\n")

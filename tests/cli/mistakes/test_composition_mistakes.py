@@ -50,7 +50,16 @@ COMPOSING: Rows = [
     (["gpt3/5b"], ["gpt3/5b: a value is missing", "training=gpt3/5b"]),
     (["1a=2"], ["1a=2: not a key"]),
     (["cluster.partition='a"], ["a quote or an interpolation is not closed", "\"cluster.partition='a'\""]),
-    (["cluster.partition=a,b"], ["several values", "cluster.partition=[a,b]", "\"cluster.partition='a,b'\""]),
+    # hints are tried before they are printed
+    (
+        ["cluster.partition=a,b"],
+        ["several values for one key\n  from the", "\n  if it is text, quote it twice:"],
+    ),
+    (["container_mounts=a,b"], ["several values", "\n  a list: 'container_mounts=[a,b]'\n"]),
+    (["training.trainer.max_steps=1,2"], ["max_steps=1,2\n  one launch for each value: slipway sweep\n"]),
+    (["cluster.sbatch.array=1,2"], ["array=1,2\n  one launch for each value: slipway sweep\n"]),
+    (["cluster.partion=a,b"], ["cluster.partion=a,b: there is no such key", "did you mean 'partition'?"]),
+    (["time=1:00:00"], ["did you mean 'training.trainer.max_time' or 'training.run.time_limit'"]),
     (["stages=[training"], ["stages=[training", "a list is [a, b]"]),
     (["data_dir=${nope"], ["data_dir=${nope", "an interpolation is not closed"]),
     (["training.trainer.num_nodes=choice(1,2)"], ["sweeps are not supported"]),
@@ -192,6 +201,10 @@ COMPOSING: Rows = [
         ["cluster.exclusive='maybe'", "from @tree/cluster/typed.yaml:2"],
     ),
     (
+        ["--config-dir=@tree", "training=bare"],
+        ["the file in training/ that is built on is named with @_here_"],
+    ),
+    (
         ["--config-dir=@tree", "cluster=dangling"],
         ["'cluster.partion'", "dangling.yaml:2", "did you mean '${cluster.partition}'"],
     ),
@@ -214,7 +227,7 @@ def test_several_mistakes_are_reported_together(capsys: pytest.CaptureFixture[st
     mistakes = ["cluster.exclusive=maybe", "cluster.cpus_per_task=0", "+cluster.partion=x"]
     assert run(["launch", "--dry-run", *mistakes]) == 2
     assert capsys.readouterr().err == (
-        "slipway: cluster.exclusive='maybe': expected true or false, or user or mcs\n"
+        "slipway: cluster.exclusive='maybe': expected true or false, or user, mcs or topo\n"
         "  from the command line: cluster.exclusive=maybe\n"
         "slipway: cluster.cpus_per_task=0: expected 1 or more\n"
         "  from the command line: cluster.cpus_per_task=0\n"

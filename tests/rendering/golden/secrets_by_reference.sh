@@ -25,9 +25,9 @@ SLIPWAY_PYTHON=/usr/bin/python3
 export TRANSFORMERS_OFFLINE=0
 export TORCH_NCCL_AVOID_RECORD_STREAMS=1
 export NCCL_NVLS_ENABLE=0
-HF_TOKEN=$(head -n 1 '/home/me/my token') || export SLIPWAY_UNREADABLE='/home/me/my token' # read here: it stands nowhere else
+HF_TOKEN=$(head -n 1 '/home/me/my token' | tr -d '\r') || export SLIPWAY_UNREADABLE='/home/me/my token' # read here: it stands nowhere else
 export HF_TOKEN
-WANDB_API_KEY=$(head -n 1 /home/me/.wandb) || export SLIPWAY_UNREADABLE=/home/me/.wandb # read here: it stands nowhere else
+WANDB_API_KEY=$(head -n 1 /home/me/.wandb | tr -d '\r') || export SLIPWAY_UNREADABLE=/home/me/.wandb # read here: it stands nowhere else
 export WANDB_API_KEY
 
 # Tasks
