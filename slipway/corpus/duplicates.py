@@ -57,14 +57,12 @@ class Duplicates:
     originals: Numbers
     are_exact: npt.NDArray[np.bool_]
 
-    def count(self, place: Callable[[int], tuple[int, int]]) -> DropCounts:
-        """Return counts and samples; `place` tells source file and offset of a document."""
-        drops = DropCounts()
+    def count(self, drops: DropCounts, place: Callable[[int], tuple[int, int]]) -> None:
+        """Count the documents as dropped; `place` tells source file and offset of a document."""
         for number, original, is_exact in zip(self.numbers, self.originals, self.are_exact, strict=True):
             file, offset = place(int(original))
             reason = EXACT if is_exact else NEAR
             drops.add(reason, *place(int(number)), same_as={"file": file, "offset": offset})
-        return drops
 
 
 class Signatures:
