@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -80,9 +80,14 @@ class TensorFiles:
         self.directory = directory
         self._is_checked = is_checked
         self._index = _read_index(directory)
+        self._infos = {
+            name: TensorInfo(tuple(entry.size), entry.properties.dtype)
+            for name, entry in self._index.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
         self._files: dict[str, BinaryIO] = {}
 
-    def __enter__(self) -> TensorFiles:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,11 +97,7 @@ class TensorFiles:
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Return all tensors by name, in the order of the index."""
-        return {
-            name: TensorInfo(tuple(entry.size), entry.properties.dtype)
-            for name, entry in self._index.state_dict_metadata.items()
-            if isinstance(entry, TensorStorageMetadata)
-        }
+        return self._infos
 
     def read(self, name: str, index: Index = None) -> torch.Tensor:
         """Return a tensor, or a part of it, of which only the chunks that it needs are read.

@@ -140,7 +140,7 @@ def rows_of(description: Description) -> Iterator[Row]:
     """
     family, shape, encoder = family_of(description), description.decoder, description.encoder
     size = description.vocabulary.size
-    words = _words(size, shape, "embedding.word_embeddings.weight", _EMBEDDINGS[family])
+    words = _words(size, shape, "embedding.word_embeddings.weight", EMBEDDINGS[family])
     if family == "t5":
         assert encoder is not None
         yield words
@@ -162,7 +162,7 @@ def depths_of(rows: Iterable[Row]) -> dict[str, int]:
     return depths
 
 
-_EMBEDDINGS: Mapping[str, str] = {
+EMBEDDINGS: Mapping[str, str] = {
     "gpt2": "transformer.wte.weight",
     "llama": "model.embed_tokens.weight",
     "stablelm": "model.embed_tokens.weight",
