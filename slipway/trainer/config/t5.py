@@ -76,7 +76,7 @@ def read_stacks(values: Values) -> tuple[Architecture, Architecture]:
     sequence = values.flag("model.sequence_parallel", False)
     lengths = {"model.seq_length": length, "model.data.seq_length_dec": target_length} if sequence else {}
     for node, stack in ((ENCODER, encoder), (DECODER, decoder)):
-        _check_tensor(tensor, {**_divided(node, stack), **lengths})
+        check_tensor(tensor, node, stack, lengths)
         if stack.position == "relative" and stack.recompute:
             # What is recomputed would go back through the positions' one graph once for each layer.
             values.fail(
@@ -124,16 +124,14 @@ def _check_agreement(encoder: Architecture, decoder: Architecture) -> None:
             raise UserError(f"{DECODER}.{name}={second}: expected the same as {ENCODER}.{name}={first}")
 
 
-def _divided(node: str, stack: Architecture) -> dict[str, int]:
-    """Return what tensor-parallel ranks share of a stack."""
-    return {
+def check_tensor(tensor: int, node: str, stack: Architecture, more: Mapping[str, int]) -> None:
+    """Check that tensor-parallel ranks can share a stack, and `more` besides."""
+    divided = {
         f"{node}.num_attention_heads": stack.num_attention_heads,
         f"{node}.num_query_groups": stack.num_query_groups,
         f"{node}.ffn_hidden_size": stack.ffn_hidden_size,
+        **more,
     }
-
-
-def _check_tensor(tensor: int, divided: Mapping[str, int]) -> None:
     for key, value in divided.items():
         if value % tensor:
             raise UserError(
