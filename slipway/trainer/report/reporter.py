@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,7 @@ class Reporter:
     def damaged(self, damaged: Damaged) -> None:
         """Tell of a damaged checkpoint, where whoever looks at the run finds it at once."""
         if self._metrics:
-            with MetricsFile(self._settings.output.log_dir, DAMAGED_FILE_NAME) as file:
+            with contextlib.closing(MetricsFile(self._settings.output.log_dir, DAMAGED_FILE_NAME)) as file:
                 moved_to = str(damaged.moved_to) if damaged.moved_to else None
                 file.write("damaged", path=str(damaged.path), reason=damaged.reason, moved_to=moved_to)
 
