@@ -9,20 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Protocol
 
 from slipway.trainer.data.interleave import Interleaving
 from slipway.trainer.data.seeds import mix, order_seed
-
-
-class SampleOrder(Protocol):
-    """From the number of a sample in the run to a window of the source."""
-
-    def epoch(self, sample: int) -> int:
-        """Return the epoch in which a sample lies, from 0."""
-
-    def window(self, sample: int) -> int:
-        """Return the window that is sample number `sample` of the run."""
 
 
 class Order:
@@ -91,6 +80,10 @@ class BlendedOrder:
         """Return the window that is sample number `sample` of the run."""
         source, number = self._interleaving.place(sample)
         return self._starts[source] + self._orders[source].window(number)
+
+
+# From the number of a sample in the run to a window of the source.
+SampleOrder = Order | BlendedOrder
 
 
 def rank_share(first: int, count: int, rank: int, ranks: int) -> range:
