@@ -69,7 +69,7 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
     config = read_config(source)
     with SafetensorsFiles(source) as files:
         weights = _Weights(files)
-        description = description_of(config, weights.has_head(config), "fp32")
+        description = description_of(config, weights.has_head(config))
         rows = list(rows_of(description))
         _check_names(source, weights, rows)
         dtype = _dtype_of(source, weights, rows) if not conversion.dtype else getattr(torch, conversion.dtype)

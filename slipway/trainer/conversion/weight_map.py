@@ -141,13 +141,12 @@ def rows_of(description: Description) -> Iterator[Row]:
     family, shape, encoder = family_of(description), description.decoder, description.encoder
     size = description.vocabulary.size
     words = _words(size, shape, "embedding.word_embeddings.weight", EMBEDDINGS[family])
+    yield words
     if family == "t5":
         assert encoder is not None
-        yield words
         yield from _t5_stack(encoder, "encoder", 1)
         yield from _t5_decoder(shape, size)
         return
-    yield words
     yield from _gpt2(shape) if family == "gpt2" else _llama(shape)
     if not shape.tied_embeddings:
         yield _words(size, shape, "output_layer.weight", "lm_head.weight")
