@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import CheckpointException
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.marker import Marker
 from slipway.trainer.checkpoint.strategies import SaveStrategy
-from slipway.trainer.distributed import RankContext, any_rank, broadcast_from_rank0
+from slipway.trainer.distributed import RankContext, broadcast_from_rank0
 from slipway.trainer.logs import LOGGER
 
 
@@ -75,10 +75,6 @@ class AsyncSave:
     def is_writing(self) -> bool:
         """Return whether this rank's files are still being written."""
         return self._thread is not None and self._thread.is_alive()
-
-    def is_written(self) -> bool:
-        """Return whether every rank has written its files, so that :meth:`finish` waits for none."""
-        return not any_rank(self.is_writing(), self._rank_context.device)
 
     def finish(self) -> store.Checkpoint:
         """Wait until every rank has its files on disk, and give the checkpoint its name.
