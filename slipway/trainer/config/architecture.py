@@ -136,7 +136,7 @@ def read_architecture(values: Values) -> Architecture:
         values,
         "model",
         seq_length=seq_length,
-        max_positions=_max_positions(values, seq_length),
+        max_positions=max_positions(values, "model.encoder_seq_length", seq_length),
         positions=POSITIONS,
         tied=values.flag("model.share_embeddings_and_output_weights", True),
     )
@@ -217,21 +217,16 @@ def read_stack(
 
 def _seq_length(values: Values) -> int:
     length = values.integer("model.encoder_seq_length", minimum=1)
-    data_length = values.integer("model.data.seq_length", length, minimum=1)
-    if data_length != length:
-        raise UserError(
-            f"model.data.seq_length={data_length}: expected the same as model.encoder_seq_length={length}"
-        )
+    if values.integer("model.data.seq_length", length, minimum=1) != length:
+        values.fail("model.data.seq_length", f"the same as model.encoder_seq_length={length}")
     return length
 
 
-def _max_positions(values: Values, seq_length: int) -> int:
-    positions = values.integer("model.max_position_embeddings", seq_length, minimum=1)
-    if positions < seq_length:
-        raise UserError(
-            f"model.max_position_embeddings={positions}: expected at least "
-            f"model.encoder_seq_length={seq_length}"
-        )
+def max_positions(values: Values, key: str, length: int) -> int:
+    """Return how many learned positions there are: at least the `length` of a sequence, which `key` has."""
+    positions = values.integer("model.max_position_embeddings", length, minimum=1)
+    if positions < length:
+        values.fail("model.max_position_embeddings", f"at least {key}={length}")
     return positions
 
 

@@ -8,6 +8,7 @@ divisions into spans are equally likely, as in the T5 code base's ``random_spans
 
 from __future__ import annotations
 
+import bisect
 import functools
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from slipway.trainer.config.t5 import Denoising
 from slipway.trainer.data.source import Tokens
 from slipway.trainer.data.vocabulary import Vocabulary
 
+# Tokens of text beyond any sample.
+_LONGEST = 1 << 40
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -76,14 +79,10 @@ def fit(seq_length: int, density: float, mean_span: float) -> Lengths:
     UserError
         If so much is taken out, in so short spans, that there is no text between them.
     """
-    low, high = 2, 2
-    while lengths_of(high, density, mean_span).inputs <= seq_length:
-        high *= 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = lengths_of(middle, density, mean_span).inputs <= seq_length
-        low, high = (middle, high) if fits else (low, middle)
-    lengths = lengths_of(low, density, mean_span)
+    longer = bisect.bisect_right(
+        range(_LONGEST), seq_length, lo=3, key=lambda raw: lengths_of(raw, density, mean_span).inputs
+    )
+    lengths = lengths_of(longer - 1, density, mean_span)
     if lengths.inputs != seq_length or lengths.spans > lengths.raw - lengths.noise:
         raise UserError(
             f"model.data.masked_lm_prob={density:g} and model.data.mean_ngram_size={mean_span:g}: "
