@@ -144,8 +144,6 @@ def find(
         As the signatures were made.
     scratch
         Directory for temporary files, removed at the end.
-    workers
-        Processes.
     """
     total = sum(counts)
     # The document that stays, for each; itself if it stays.

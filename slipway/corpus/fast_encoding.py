@@ -47,8 +47,6 @@ class FastEncoder:
         ``gpt2``, ``tokenizer.json`` or ``sentencepiece``.
     paths
         Files of the tokenizer.
-    reference
-        Function that encodes texts.
 
     Raises
     ------

@@ -152,8 +152,6 @@ def write_index(stream: Any, dtype: np.dtype[Any], documents: int, lengths: Any)
         File that was opened for writing.
     dtype
         Type of the tokens.
-    documents
-        Number of documents.
     lengths
         Function that returns an iterable of arrays, the tokens of each document; called once per table.
     """

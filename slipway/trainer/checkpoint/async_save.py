@@ -35,10 +35,6 @@ class AsyncSave:
         megatron-core's sharded state.
     marker
         What is known of the checkpoint beforehand; its files and its serial are filled in.
-    rank_context
-        This process.
-    strategy
-        The run's.
     background
         Whether a thread writes. On a CPU the state is copied for it, on CUDA it is copied in either case.
     """

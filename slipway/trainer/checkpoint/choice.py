@@ -54,8 +54,6 @@ class Chooser:
 
     Parameters
     ----------
-    saving, resume
-        The training's settings.
     tell
         Called with each damaged checkpoint, once.
     """

@@ -72,12 +72,8 @@ def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> N
 
     Parameters
     ----------
-    checkpoint
-        The checkpoint.
     shape
         The model's, as of :func:`shapes`.
-    layout
-        How it is shared.
 
     Raises
     ------
@@ -220,8 +216,6 @@ def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> 
 
     Parameters
     ----------
-    checkpoint
-        The checkpoint.
     data
         The files of now.
     accepted

@@ -149,8 +149,6 @@ def read_stack(
 
     Parameters
     ----------
-    values
-        The configuration.
     node
         Where the stack's own keys are: ``model`` for a GPT.
     seq_length, max_positions

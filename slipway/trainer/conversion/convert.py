@@ -276,8 +276,6 @@ class OutputDirectory:
 
         Parameters
         ----------
-        entries
-            The weights.
         description
             The model, if Hugging Face's files are written beside them.
         origin

@@ -59,8 +59,6 @@ def write_model_files(
     ----------
     directory
         Of the model, and not finished.
-    description
-        The model.
     dtype
         The type of its weights.
     tokenizer_dir
@@ -240,8 +238,6 @@ def config_of(description: Description, dtype: str) -> dict[str, Any]:
 
     Parameters
     ----------
-    description
-        The model.
     dtype
         The type of its weights, such as ``bfloat16``.
 

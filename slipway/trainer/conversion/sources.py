@@ -59,8 +59,6 @@ def open_source(directory: Path, source_format: WeightsFormat, step: int | None 
     ----------
     directory
         A checkpoint, or a directory of checkpoints.
-    source_format
-        Its format.
     step
         Which of several; None: the newest.
 

@@ -109,8 +109,6 @@ def audit(
 
     Parameters
     ----------
-    settings
-        Of the training.
     step
         The step, from 1.
     after_step, after_samples

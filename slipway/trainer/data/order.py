@@ -21,8 +21,6 @@ class Order:
     ----------
     windows
         How many there are; None for no end of them, which are then taken one after the other.
-    seed
-        The run's.
     generation
         The data generation: another one is another order of the same windows.
     source
@@ -105,8 +103,6 @@ class Permutation:
 
     Parameters
     ----------
-    size
-        Number of elements, at least 1.
     seed, stream
         Two numbers that choose the permutation; a run uses its seed and the epoch.
     """

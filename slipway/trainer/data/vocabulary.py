@@ -69,8 +69,6 @@ def read_vocabulary(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
 
     Parameters
     ----------
-    tokenizer
-        Where it is.
     mock
         Whether the data are made up: they do without its files.
 

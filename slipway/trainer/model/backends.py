@@ -19,15 +19,6 @@ _KEY = "model.attention_backend"
 def attention_backend(shape: Architecture, config: TransformerConfig, device: Any) -> AttentionBackend:
     """Choose for one stack of layers: what the key says, or else the fastest that can compute it.
 
-    Parameters
-    ----------
-    shape
-        The stack.
-    config
-        The same in megatron-core's words.
-    device
-        What it is computed on.
-
     Raises
     ------
     UserError

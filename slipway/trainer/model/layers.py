@@ -37,12 +37,6 @@ def stack_layers(
 
     Parameters
     ----------
-    shape
-        The stack.
-    config
-        The same in megatron-core's words.
-    device
-        What it is computed on.
     seed
         What the layers' weights are drawn from; the parts of a T5 need seeds of their own, or their layers
         would start alike.

@@ -71,12 +71,8 @@ def transformer_config(
 
     Parameters
     ----------
-    settings
-        What to train.
     shape
         The stack: ``settings.architecture``, or another of the model's.
-    rank_context
-        This process.
     """
     dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
     function, fused = activation(shape, rank_context.device)

@@ -54,8 +54,6 @@ class Reporter:
 
     Parameters
     ----------
-    settings
-        What is trained.
     rank_context
         This process; on every rank but 0 all methods do nothing.
     vocabulary
@@ -201,8 +199,6 @@ class Reporter:
 
         Parameters
         ----------
-        step
-            The last one.
         reason
             In one word.
         is_stopped
