@@ -118,6 +118,12 @@ def transformer_config(
     )
 
 
+def _recompute_options(shape: Architecture) -> dict[str, Any]:
+    if shape.recompute is None:
+        return {}
+    return {f"recompute_{name}": value for name, value in vars(shape.recompute).items()}
+
+
 def fuses_loss(settings: Settings) -> bool:
     """Return whether megatron-core's fused loss computes the same as the plain loss.
 
@@ -198,13 +204,3 @@ def check_device(settings: Settings, device: Any) -> None:
             f"model.fp8=False"
             f"{', or another recipe' if found >= NEEDS['delayed'].capability else ''}"
         )
-
-
-def _recompute_options(shape: Architecture) -> dict[str, Any]:
-    if shape.recompute is None:
-        return {}
-    options: dict[str, Any] = {"recompute_granularity": shape.recompute.granularity}
-    if shape.recompute.granularity == "full":
-        options["recompute_method"] = shape.recompute.method
-        options["recompute_num_layers"] = shape.recompute.num_layers
-    return options
