@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from slipway.trainer.checkpoint.choice import Damaged
 from slipway.trainer.checkpoint.state import Progress
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.device import used_bytes
@@ -98,12 +97,12 @@ class Reporter:
             resumed_from=str(resumed_from) if resumed_from else None,
         )
 
-    def damaged(self, damaged: Damaged) -> None:
+    def damaged(self, path: Path, reason: str, moved_to: Path | None) -> None:
         """Tell of a damaged checkpoint, where whoever looks at the run finds it at once."""
         if self._metrics:
             with contextlib.closing(MetricsFile(self._settings.output.log_dir, DAMAGED_FILE_NAME)) as file:
-                moved_to = str(damaged.moved_to) if damaged.moved_to else None
-                file.write("damaged", path=str(damaged.path), reason=damaged.reason, moved_to=moved_to)
+                place = str(moved_to) if moved_to else None
+                file.write("damaged", path=str(path), reason=reason, moved_to=place)
 
     def heldout(self, tokens: int, entropy: float) -> None:
         """Tell what validation will evaluate."""
