@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,10 @@ from slipway.trainer.report.flops import device_peak, model_flops
 from slipway.trainer.report.memory import fullest
 from slipway.trainer.report.metrics import DAMAGED_FILE_NAME, EventsFile, MetricsFile
 from slipway.trainer.report.phases import PHASES, compare
-from slipway.trainer.report.progress import Pace, step_line
+from slipway.trainer.report.progress import step_line, time_left
 
+# Steps whose pace tells the time to the end.
+_WINDOW = 20
 _SECONDS, _MEMORY = slice(len(PHASES)), slice(len(PHASES), None)
 
 
@@ -62,7 +65,7 @@ class Reporter:
     def __init__(self, settings: Settings, rank_context: RankContext, vocabulary: int) -> None:
         self._settings = settings
         self._rank_context = rank_context
-        self._pace = Pace(settings.max_steps)
+        self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._flops = model_flops(settings.architecture, vocabulary, settings.encoder)
         self._causal_flops = model_flops(settings.architecture, vocabulary, settings.encoder, causal=True)
         self._peak = _peak(settings, rank_context)
@@ -125,8 +128,8 @@ class Reporter:
         flops = self._flops * step.samples / step.seconds / self._rank_context.layout.world
         mfu = flops / self._peak if self._peak else None
         memory = used_bytes(self._rank_context.device)
-        self._pace.add(step.seconds)
-        eta = self._pace.eta(progress.step)
+        self._recent.append(step.seconds)
+        eta = time_left(settings.max_steps - progress.step, self._recent)
         LOGGER.info(
             step_line(
                 progress.step,
