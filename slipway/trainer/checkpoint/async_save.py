@@ -52,6 +52,7 @@ class AsyncSave:
         self.marker = marker
         self._name, self._rank_context = name, rank_context
         self._unfinished = broadcast_from_rank0(lambda: store.begin(directory, name, parents=False))
+        self._failure = f"the checkpoint {self._unfinished} cannot be written"
         with self._as_exception():
             self._request = strategy.begin(state, self._unfinished)
         self._error: str | None = None
@@ -117,15 +118,12 @@ class AsyncSave:
         dist.all_gather_object(parts, part)
         for other, (_, _, failure) in enumerate(parts):
             if failure is not None:
-                raise RuntimeError(f"{self._failed()}: rank {other}: {failure}")
+                raise RuntimeError(f"{self._failure}: rank {other}: {failure}")
         sizes, checksums = {}, {}
         for written, checked, _ in parts:
             sizes.update(written)
             checksums.update(checked)
         return sizes, checksums
-
-    def _failed(self) -> str:
-        return f"the checkpoint {self._unfinished} cannot be written"
 
     @contextlib.contextmanager
     def _as_exception(self) -> Iterator[None]:
@@ -133,7 +131,7 @@ class AsyncSave:
         try:
             yield
         except CheckpointException as error:
-            raise RuntimeError(self._failed()) from error
+            raise RuntimeError(self._failure) from error
 
 
 def take_snapshot(buckets: list[Any], copy: bool) -> None:

@@ -204,17 +204,12 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
         )
     kind = path / FORMAT
     if kind.is_file():
-        backend = _backend(kind)
+        backend = read_mapping(kind).get("sharded_backend")
+        if not isinstance(backend, str):
+            raise UserError(f"{kind} cannot be read: expected the name of a sharded_backend")
         if backend != "torch_dist":
             raise UserError(f"{kind}: sharded_backend={backend}, and torch_dist is what is read")
     return path
-
-
-def _backend(path: Path) -> str:
-    name = read_mapping(path).get("sharded_backend")
-    if not isinstance(name, str):
-        raise UserError(f"{path} cannot be read: expected the name of a sharded_backend")
-    return name
 
 
 def _latest(directory: Path) -> str:
