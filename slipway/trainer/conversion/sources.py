@@ -78,8 +78,6 @@ def open_source(directory: Path, source_format: WeightsFormat, step: int | None 
 
 
 def _open(directory: Path, source_format: WeightsFormat, step: int | None) -> Source:
-    if source_format == "slipway":
-        raise UserError(f"conversion.source_format={source_format}: its weights are not read from here")
     if source_format == "deepspeed":
         return DeepSpeedFiles(directory, step)
     if source_format == "huggingface":
