@@ -51,12 +51,12 @@ class Vocabulary:
 
     @property
     def start_or_end(self) -> int:
-        """Return the id of the token that starts a text."""
+        """Return the id of the token that starts a text: of its own, or the one that ends it."""
         return self.end_of_text if self.start is None else self.start
 
     @property
     def padding_or_end(self) -> int:
-        """Return the id of the token that pads a text."""
+        """Return the id of the token that pads a text: of its own, or the one that ends it."""
         return self.end_of_text if self.padding is None else self.padding
 
     def with_sentinels(self, count: int) -> Vocabulary:
