@@ -90,7 +90,8 @@ def fetch_all(
     downloads: Sequence[Download],
     directory: Path,
     progress: Progress,
-    policy: Policy,
+    policy: Policy | None = None,
+    timeout: float = 60.0,
 ) -> list[Fetched]:
     """Fetch several files at once.
 
@@ -105,8 +106,8 @@ def fetch_all(
         Made if it does not exist. What is complete there is verified and used again.
     progress
         Takes received bytes, and lines to say.
-    policy
-        How it is tried.
+    policy, timeout
+        How it is tried; without a policy the default with this timeout.
 
     Raises
     ------
@@ -115,6 +116,7 @@ def fetch_all(
     OutsideError
         If the network or the disk failed.
     """
+    policy = policy or Policy(timeout=timeout)
     directory.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
 

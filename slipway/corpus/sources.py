@@ -350,8 +350,8 @@ def _local_files(sources: Sequence[Source], preparation: Preparation, policy: Po
                 if source.size is not None:
                     progress.expect(file_name(place), source.size)
             downloads = [Download(place, source.entry.sha256) for place, source in remotes]
-            policy = policy or Policy(timeout=preparation.download_timeout)
-            results = fetch_all(downloads, preparation.downloads_dir, progress, policy)
+            timeout = preparation.download_timeout
+            results = fetch_all(downloads, preparation.downloads_dir, progress, policy, timeout)
         files.update(zip((place for place, _ in remotes), results, strict=True))
     paths = [source.place for source in sources if isinstance(source.place, Path)]
     size = sum(source.size or 0 for source in sources if isinstance(source.place, Path))

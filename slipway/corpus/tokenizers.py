@@ -219,8 +219,8 @@ def _fetch(
         return
     downloads = [Download(remote(url), sha256) for url, sha256, _ in wanted]
     with Progress("fetching the tokenizer", 0, len(downloads), "files") as progress:
-        policy = policy or Policy(timeout=preparation.download_timeout)
-        fetched = fetch_all(downloads, preparation.work_dir / "tokenizer", progress, policy)
+        timeout = preparation.download_timeout
+        fetched = fetch_all(downloads, preparation.work_dir / "tokenizer", progress, policy, timeout)
     contents = [result.path.read_bytes() for result in fetched]
     names = [
         name or (FAST if _is_json(content) else PIECES)
