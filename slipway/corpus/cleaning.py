@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,38 +34,25 @@ _UNUSED_OPTIONS = ("exclusion_writer", "label_only", "keep_top_pairs_threshold",
 _MODEL = "model"
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Class of datatrove's filter; `models` are URLs of models for the filter, by its option `backend`."""
-
-    name: str
-    models: Mapping[str, str] | None = None
-
-
+# datatrove's class of each filter.
 FILTERS = {
-    "gopher_quality": _Block("GopherQualityFilter"),
-    "gopher_repetition": _Block("GopherRepetitionFilter"),
-    "c4_quality": _Block("C4QualityFilter"),
-    "c4_paragraph": _Block("C4ParagraphFilter"),
-    "fineweb_quality": _Block("FineWebQualityFilter"),
-    "regex": _Block("RegexFilter"),
-    "language": _Block(
-        "LanguageFilter",
-        {
-            "ft176": "https://dl.fbaipublicfiles.com/fasttext/supervised-models/lid.176.bin",
-            "glotlid": "https://huggingface.co/cis-lmu/glotlid/resolve/main/model_v3.bin",
-        },
-    ),
-    "fasttext": _Block("FastTextClassifierFilter", {}),
+    "gopher_quality": "GopherQualityFilter",
+    "gopher_repetition": "GopherRepetitionFilter",
+    "c4_quality": "C4QualityFilter",
+    "c4_paragraph": "C4ParagraphFilter",
+    "fineweb_quality": "FineWebQualityFilter",
+    "regex": "RegexFilter",
+    "language": "LanguageFilter",
+    "fasttext": "FastTextClassifierFilter",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Document that a filter drops, and the reason: ``filter/datatrove's reason``."""
-
-    document: Document
-    reason: str
+# URLs of models for the filters that need one, by their option `backend`.
+_MODELS: dict[str, dict[str, str]] = {
+    "language": {
+        "ft176": "https://dl.fbaipublicfiles.com/fasttext/supervised-models/lid.176.bin",
+        "glotlid": "https://huggingface.co/cis-lmu/glotlid/resolve/main/model_v3.bin",
+    },
+    "fasttext": {},
+}
 
 
 class Cleaner:
@@ -85,16 +72,17 @@ class Cleaner:
     def __init__(self, filters: Sequence[Filter]) -> None:
         self._blocks = [(entry.name, _build(entry)) for entry in filters]
 
-    def clean(self, document: Document) -> Document | Dropped:
+    def clean(self, document: Document) -> Document | str:
         """Return the document, with its text as the filters leave it, or the reason to drop it.
 
+        A reason is ``filter/datatrove's reason``.
         ``c4_quality`` removes lines; ``fasttext`` removes parts of the text if its `filter_mode` says so.
         """
         if not self._blocks:
             return document
         # Blocks divide by numbers of lines and words.
         if not document.text.strip():
-            return Dropped(document, "empty")
+            return "empty"
         from datatrove.data import Document as Block
 
         block = Block(text=document.text, id=document.id or "")
@@ -106,9 +94,9 @@ class Cleaner:
                 raise
             keep, reason = verdict if isinstance(verdict, tuple) else (verdict, None)
             if not keep:
-                return Dropped(document, f"{name}/{reason}" if reason else name)
+                return f"{name}/{reason}" if reason else name
             if not block.text.strip():
-                return Dropped(document, f"{name}/empty")
+                return f"{name}/empty"
         return document if block.text == document.text else replace(document, text=block.text)
 
 
@@ -142,11 +130,6 @@ class DropCounts:
             if "text" in more:
                 more["text"] = more["text"][:_EXCERPT]
             self._keep(reason, [(rank, {"file": file, "offset": offset, **more})])
-
-    def drop(self, dropped: Dropped) -> None:
-        """Count a document that a filter drops."""
-        document = dropped.document
-        self.add(dropped.reason, document.file, document.offset, text=document.text)
 
     def record(self) -> dict[str, Any]:
         """Return the counts and samples as JSON."""
@@ -221,16 +204,13 @@ def _missing(error: ImportError, purpose: str) -> UserError:
 
 def _build(entry: Filter) -> Any:
     """Return datatrove's block for an entry of the configuration."""
-    block = FILTERS[entry.name]
-    kind = getattr(load_datatrove("pipeline.filters"), block.name)
-    options = _checked(entry, kind, has_model=block.models is not None)
+    kind = getattr(load_datatrove("pipeline.filters"), FILTERS[entry.name])
+    options = _checked(entry, kind, has_model=entry.name in _MODELS)
     model = options.pop(_MODEL, None)
     try:
         if "language" in inspect.signature(kind).parameters:
             load_words(f"{_KEY}.{entry.name}", options.get("language", "eng"))
-        if block.models is None:
-            return kind(**options)
-        return _with_model(entry, kind, options, model)
+        return _with_model(entry, kind, options, model) if entry.name in _MODELS else kind(**options)
     except ImportError as error:
         raise _missing(error, f"{_KEY}.{entry.name}") from None
     except re.error as error:
@@ -305,7 +285,7 @@ def _value(key: str, value: Any, parameter: inspect.Parameter) -> Any:
 def _with_model(entry: Filter, kind: Any, options: dict[str, Any], model: str | None) -> Any:
     """Return a block of fastText with the model of a local file."""
     key = f"{_KEY}.{entry.name}.{_MODEL}"
-    urls = FILTERS[entry.name].models or {}
+    urls = _MODELS[entry.name]
     backend = options.get("backend", "ft176")
     if urls and backend not in urls:
         raise UserError(f"{_KEY}.{entry.name}.backend='{backend}': expected one of {', '.join(urls)}")

@@ -27,7 +27,6 @@ from slipway.corpus.workers import map_unordered
 if TYPE_CHECKING:
     from slipway.common.sections import MinHash
 
-HASH_BYTES = 16
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 # Shingles of a long document are hashed in parts: datatrove's matrix has 8 bytes per shingle and hash.
 _SHINGLES = 4096
@@ -57,14 +56,12 @@ class Duplicates:
     originals: Numbers
     are_exact: npt.NDArray[np.bool_]
 
-    def count(self, place: Callable[[int], tuple[int, int]]) -> DropCounts:
-        """Return counts and samples; `place` tells source file and offset of a document."""
-        drops = DropCounts()
+    def count(self, drops: DropCounts, place: Callable[[int], tuple[int, int]]) -> None:
+        """Count the documents as dropped; `place` tells source file and offset of a document."""
         for number, original, is_exact in zip(self.numbers, self.originals, self.are_exact, strict=True):
             file, offset = place(int(original))
             reason = EXACT if is_exact else NEAR
             drops.add(reason, *place(int(number)), same_as={"file": file, "offset": offset})
-        return drops
 
 
 class Signatures:
@@ -146,8 +143,6 @@ def find(
         As the signatures were made.
     scratch
         Directory for temporary files, removed at the end.
-    workers
-        Processes.
     """
     total = sum(counts)
     # The document that stays, for each; itself if it stays.
@@ -194,7 +189,8 @@ def _clusters(
 ) -> list[tuple[int, int]]:
     """Return each document that has near duplicates, with the first document of its cluster."""
     processes = workers if sum(counts) >= _DOCUMENTS_FOR_PROCESSES else 1
-    work: Callable[[], Callable[[int], None]] = partial(_Matcher, counts, paths, options, scratch)
+    # Each process makes the function for its buckets.
+    work: Callable[[], Callable[[int], None]] = partial(partial, _match, counts, paths, options, scratch)
     for _ in map_unordered(work, range(options.buckets), processes):
         pass
     minhash = load_datatrove("pipeline.dedup.minhash")
@@ -211,30 +207,22 @@ def _clusters(
     return list(zip(members.tolist(), first[ids].tolist(), strict=True))
 
 
-@dataclass(frozen=True)
-class _Matcher:
-    """Process that finds the pairs of documents that agree in a bucket, and leaves them in files."""
-
-    counts: Sequence[int]
-    paths: Sequence[Path]
-    options: MinHash
-    scratch: Path
-
-    def __call__(self, bucket: int) -> None:
-        signatures = self.scratch / "signatures"
-        directory = signatures / f"bucket_{bucket:03d}"
-        directory.mkdir(parents=True)
-        for number, rows in enumerate(_joined(self.counts, self.paths, self.options, bucket)):
-            columns = [rows["document"], *reversed(rows["hashes"].T)]
-            rows[np.lexsort(columns)].tofile(directory / f"{number:05d}.minhash.sig")
-        minhash = load_datatrove("pipeline.dedup.minhash")
-        minhash.MinhashDedupBuckets(
-            str(signatures),
-            str(self.scratch / "pairs"),
-            config=_config(minhash, self.options),
-            lines_to_buffer=1000,
-        ).run(rank=bucket, world_size=self.options.buckets)
-        shutil.rmtree(directory)
+def _match(
+    counts: Sequence[int], paths: Sequence[Path], options: MinHash, scratch: Path, bucket: int
+) -> None:
+    """Find the pairs of documents that agree in a bucket, and leave them in files."""
+    signatures = scratch / "signatures"
+    directory = signatures / f"bucket_{bucket:03d}"
+    directory.mkdir(parents=True)
+    for number, rows in enumerate(_joined(counts, paths, options, bucket)):
+        columns = [rows["document"], *reversed(rows["hashes"].T)]
+        rows[np.lexsort(columns)].tofile(directory / f"{number:05d}.minhash.sig")
+    minhash = load_datatrove("pipeline.dedup.minhash")
+    config = _config(minhash, options)
+    minhash.MinhashDedupBuckets(
+        str(signatures), str(scratch / "pairs"), config=config, lines_to_buffer=1000
+    ).run(rank=bucket, world_size=options.buckets)
+    shutil.rmtree(directory)
 
 
 def _joined(counts: Sequence[int], paths: Sequence[Path], options: MinHash, bucket: int) -> Any:

@@ -47,8 +47,6 @@ class FastEncoder:
         ``gpt2``, ``tokenizer.json`` or ``sentencepiece``.
     paths
         Files of the tokenizer.
-    reference
-        Function that encodes texts.
 
     Raises
     ------
@@ -67,7 +65,8 @@ class FastEncoder:
             raise UnsupportedError(f"gigatoken cannot take this tokenizer: {error}") from None
         self._unassigned = _unassigned()
         self.start("")
-        added = _added_tokens(paths[0]) if kind == "tokenizer.json" else ()
+        content = json.loads(paths[0].read_bytes()) if kind == "tokenizer.json" else {}
+        added = [token["content"] for token in content.get("added_tokens") or ()]
         try:
             self._compare([self._without_new(text) for text in probe_texts(added)])
         except DifferentIdsError as error:
@@ -129,10 +128,6 @@ def _part(texts: list[str], position: int) -> str:
 
 def _code_points(text: str) -> npt.NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-
-
-def _added_tokens(path: Path) -> list[str]:
-    return [token["content"] for token in json.loads(path.read_bytes()).get("added_tokens") or ()]
 
 
 @cache

@@ -33,6 +33,7 @@ from slipway.corpus.sources import choose, search
 from slipway.corpus.units import Piece, SourceFile
 
 Advance = Callable[[int], None]
+Progress = Callable[[str, int, int | None], None]
 
 # Places of each problem that are named.
 _NAMED = 5
@@ -88,25 +89,6 @@ class Report:
         problem.first += places[: _NAMED - len(problem.first)]
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of the checks.
-
-    Attributes
-    ----------
-    format
-        Format of source files, or ``auto``.
-    text_key
-        Key or column of the text.
-    vocabulary
-        Number of tokens of the tokenizer; None takes that of the manifest.
-    """
-
-    format: str = "auto"
-    text_key: str = "text"
-    vocabulary: int | None = None
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check; return the exit code."""
     options = _parse(arguments)
@@ -116,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             valid = ", ".join(("auto", *FORMATS))
             raise UserError(f"--format {options.format}: valid are {valid}{suggest(options.format, FORMATS)}")
         vocabulary = open_decoder([options.tokenizer]).size if options.tokenizer else None
-        checks = Options(options.format, options.text_key, vocabulary)
-        for report in lint(options.paths, checks, _report_progress()):
+        chosen = (options.format, options.text_key, vocabulary)
+        for report in lint(options.paths, _report_progress(), *chosen):
             print(json.dumps(asdict(report)), flush=True)
             is_wrong = is_wrong or bool(report.problems)
     except UserError as error:
@@ -138,7 +120,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _report_progress() -> Callable[[str, int, int | None], None]:
+def _report_progress() -> Progress:
     last = time.monotonic()
 
     def report(path: str, done: int, total: int | None) -> None:
@@ -151,7 +133,11 @@ def _report_progress() -> Callable[[str, int, int | None], None]:
 
 
 def lint(
-    paths: Sequence[Path], options: Options, progress: Callable[[str, int, int | None], None]
+    paths: Sequence[Path],
+    progress: Progress,
+    source_format: str = "auto",
+    text_key: str = "text",
+    vocabulary: int | None = None,
 ) -> Iterator[Report]:
     """Yield a report for each data set and source file.
 
@@ -159,10 +145,14 @@ def lint(
     ----------
     paths
         Prefixes of data sets, files, and directories to search.
-    options
-        What is checked.
     progress
         Called with a path, the bytes that are done and those in all, None if not known.
+    source_format
+        Format of source files, or ``auto``.
+    text_key
+        Key or column of the text.
+    vocabulary
+        Number of tokens of the tokenizer; None takes that of the manifest.
 
     Raises
     ------
@@ -176,9 +166,9 @@ def lint(
     for target in dict.fromkeys(targets):
         prefix = prefix_of(target)
         if prefix is not None:
-            report = _lint_data_set(prefix, options, progress)
+            report = _lint_data_set(prefix, vocabulary, progress)
         else:
-            report = _lint_source(target, options, progress)
+            report = _lint_source(target, source_format, text_key, progress)
         report.notes += notes
         notes = []
         is_file = prefix is None and target.is_file()
@@ -236,22 +226,22 @@ def _is_part(file: Path, data_sets: set[Path]) -> bool:
 # --- source files ---
 
 
-def _lint_source(path: Path, options: Options, progress: Callable[[str, int, int | None], None]) -> Report:
+def _lint_source(path: Path, source_format: str, text_key: str, progress: Progress) -> Report:
     report = Report(str(path), "unknown")
     groups: tuple[int, ...] = ()
     try:
-        kind, compression = recognize(path, str(path), options.format)
+        kind, compression = recognize(path, str(path), source_format)
         report.kind, report.place = ".".join(filter(None, (kind, compression))), _PLACES.get(kind)
         size = path.stat().st_size
         if kind == "parquet" and size:
-            groups = parquet_row_groups(path, str(path), options.text_key)
+            groups = parquet_row_groups(path, str(path), text_key)
     except UnknownFormatError:
         raise
     except (UserError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{path}: ")
         report.add(str(reason))
         return report
-    file = SourceFile(0, str(path), path, size, "", kind, compression, options.text_key, groups)
+    file = SourceFile(0, str(path), path, size, "", kind, compression, text_key, groups)
     # Offsets of a compressed file are those of the text in it.
     total = size if kind == "jsonl" and compression is None else None
     ids = _Identifiers()
@@ -296,9 +286,7 @@ class _Identifiers:
 # --- data sets ---
 
 
-def _lint_data_set(
-    prefix: Path, options: Options, progress: Callable[[str, int, int | None], None]
-) -> Report:
+def _lint_data_set(prefix: Path, vocabulary: int | None, progress: Progress) -> Report:
     report = Report(str(prefix), "data set", "document")
     missing = [suffix for suffix in SUFFIXES if not Path(f"{prefix}{suffix}").is_file()]
     if missing:
@@ -313,7 +301,7 @@ def _lint_data_set(
     report.tokens = int(data.lengths.sum(dtype=np.int64))
     _check_tables(report, data)
     manifest = _manifest(report, prefix)
-    vocabulary = options.vocabulary or manifest.get("tokenizer", {}).get("vocabulary_size")
+    vocabulary = vocabulary or manifest.get("tokenizer", {}).get("vocabulary_size")
     size = Path(f"{prefix}.bin").stat().st_size
     expected = report.tokens * data.header.token_bytes
     if size != expected:

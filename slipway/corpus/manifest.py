@@ -110,12 +110,6 @@ def data_manifest(
 
     Parameters
     ----------
-    plan
-        Sources, tokenizer and options.
-    records
-        Of all units.
-    drops
-        Dropped documents by reason.
     outputs
         Path, size, SHA-256, documents and tokens of each file.
     per_file

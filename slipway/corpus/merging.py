@@ -19,11 +19,10 @@ from slipway.common.errors import UserError
 from slipway.common.files import sync_path, write_atomic
 from slipway.corpus import duplicates
 from slipway.corpus.cleaning import DropCounts
-from slipway.corpus.encoding import token_type
 from slipway.corpus.manifest import data_manifest, is_complete, published_key, summary
 from slipway.corpus.plan import Plan
 from slipway.corpus.progress import Progress, say
-from slipway.corpus.shards import ShardPaths, abandoned, unfinished, write_index
+from slipway.corpus.shards import ShardPaths, abandoned, token_type, unfinished, write_index
 from slipway.corpus.tokenizing import check_bad
 
 _CHUNK = 1 << 22
@@ -112,7 +111,7 @@ def _deduplicate(
             file, offset = indexed.ORIGIN.unpack(stream.read(indexed.ORIGIN.size))
         return file, offset
 
-    drops.merge(repeated.count(place).record())
+    repeated.count(drops, place)
     kept = np.ones(sum(counts), bool)
     kept[repeated.numbers] = False
     return kept
@@ -211,11 +210,8 @@ class Output:
         self.documents = self.tokens = 0
         # By the lengths' number of bits.
         self.histogram = np.zeros(33, np.int64)
-        self._bin, self._origins = (
-            _HashedFile(_temporary(prefix, suffix)) for suffix in (".bin", ".origins")
-        )
-        self._lengths = _HashedFile(_temporary(prefix, ".lengths"))
-        self._idx: _HashedFile | None = None
+        self._files = {suffix: self._open(suffix) for suffix in (".bin", ".origins")}
+        self._lengths = self._open(".lengths")
 
     def copy(self, stream: Any, size: int) -> None:
         """Append bytes of a stream to ``.bin``."""
@@ -223,13 +219,13 @@ class Output:
             chunk = stream.read(min(size, _CHUNK))
             if not chunk:
                 raise OSError(f"{stream.name}: it ends before its index says")
-            self._bin.write(chunk)
+            self._files[".bin"].write(chunk)
             size -= len(chunk)
 
     def add(self, lengths: npt.NDArray[np.int32], origins: npt.NDArray[Any]) -> None:
         """Append documents to the index and the origins."""
         self._lengths.write(lengths.tobytes())
-        self._origins.write(origins.tobytes())
+        self._files[".origins"].write(origins.tobytes())
         self.documents += len(lengths)
         self.tokens += int(lengths.sum(dtype=np.int64))
         bits = np.frexp(lengths.astype(np.float64))[1]
@@ -238,33 +234,34 @@ class Output:
     def finish(self) -> None:
         """Write ``.idx``, and bring all to the disk."""
         self._lengths.close()
-        self._idx = _HashedFile(_temporary(self.prefix, ".idx"))
-        write_index(self._idx, self.dtype, self.documents, self._read_lengths)
+        self._files[".idx"] = self._open(".idx")
+        write_index(self._files[".idx"], self.dtype, self.documents, self._read_lengths)
         self._lengths.path.unlink()
-        for file in (self._bin, self._origins, self._idx):
+        for file in self._files.values():
             file.close()
 
     def record(self) -> list[dict[str, Any]]:
         """Return the manifest's entries of the files."""
         entries = []
-        for suffix, file in ((".bin", self._bin), (".idx", self._idx), (".origins", self._origins)):
-            assert file is not None
+        for suffix in (".bin", ".idx", ".origins"):
+            file = self._files[suffix]
             entry: dict[str, Any] = {"path": f"{self.prefix.name}{suffix}", "size": file.size}
             entry |= {"sha256": file.sha256, "documents": self.documents, "tokens": self.tokens}
             entries.append(entry)
         return entries
 
     def publish(self) -> None:
-        """Rename the files; a reader that finds an index finds its data."""
-        assert self._idx is not None
-        for suffix, file in ((".bin", self._bin), (".origins", self._origins), (".idx", self._idx)):
+        """Rename the files, the index last; a reader that finds an index finds its data."""
+        for suffix, file in self._files.items():
             file.path.replace(f"{self.prefix}{suffix}")
 
     def discard(self) -> None:
         """Remove the temporary files that are still there."""
-        for file in (self._bin, self._origins, self._lengths, self._idx):
-            if file is not None:
-                file.discard()
+        for file in (*self._files.values(), self._lengths):
+            file.discard()
+
+    def _open(self, suffix: str) -> _HashedFile:
+        return _HashedFile(_temporary(self.prefix, suffix))
 
     def _read_lengths(self) -> Iterator[npt.NDArray[np.int32]]:
         with self._lengths.path.open("rb") as stream:

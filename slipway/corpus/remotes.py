@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from email.utils import parsedate_to_datetime
-from typing import IO, Any, Protocol
+from typing import IO, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urljoin, urlsplit, urlunsplit
 
 from slipway.common.errors import UserError
@@ -100,41 +100,6 @@ class Body:
     close: Callable[[], None]
 
 
-class Remote(Protocol):
-    """A file on a server."""
-
-    @property
-    def name(self) -> str:
-        """The address without secrets, for logs and manifests."""
-
-    @property
-    def file_name(self) -> str:
-        """The last component of the address, as the server spells it."""
-
-    def open(self, start: int, known: Version | None, timeout: float) -> Body | None:
-        """Request the bytes from `start` on; None if the whole file is still `known`.
-
-        Parameters
-        ----------
-        start
-            The first byte. The response may begin at 0 nevertheless: the server has no ranges, or another
-            version.
-        known
-            The version of which `start` bytes were received, or for `start` 0 one that need not be sent.
-        timeout
-            Seconds to wait for the connection and for each read.
-
-        Raises
-        ------
-        TransientError
-            If another attempt may succeed.
-        ChangedError
-            If the server has another version, and did not send it.
-        UserError
-            If the file does not exist or access is denied.
-        """
-
-
 def remote(address: str) -> Remote:
     """Return the file at a ``https://``, ``http://`` or ``s3://`` address."""
     try:
@@ -171,13 +136,36 @@ class HttpFile:
 
     @property
     def name(self) -> str:
+        """The address without secrets, for logs and manifests."""
         return public_name(self.address)
 
     @property
     def file_name(self) -> str:
+        """The last component of the address, as the server spells it."""
         return unquote(urlsplit(self.address).path).rpartition("/")[2]
 
     def open(self, start: int, known: Version | None, timeout: float) -> Body | None:
+        """Request the bytes from `start` on; None if the whole file is still `known`.
+
+        Parameters
+        ----------
+        start
+            The first byte. The response may begin at 0 nevertheless: the server has no ranges, or another
+            version.
+        known
+            The version of which `start` bytes were received, or for `start` 0 one that need not be sent.
+        timeout
+            Seconds to wait for the connection and for each read.
+
+        Raises
+        ------
+        TransientError
+            If another attempt may succeed.
+        ChangedError
+            If the server has another version, and did not send it.
+        UserError
+            If the file does not exist or access is denied.
+        """
         headers = {"Accept-Encoding": "identity", "User-Agent": "slipway", **self._authorization()}
         if start:
             headers["Range"] = f"bytes={start}-"
@@ -378,7 +366,7 @@ _CREDENTIALS = (
 
 @dataclass(frozen=True)
 class S3File:
-    """An object of a bucket."""
+    """An object of a bucket, with what an :class:`HttpFile` has."""
 
     bucket: str
     key: str
@@ -420,6 +408,10 @@ class S3File:
         except Exception as error:
             raise s3_error(error, self.name) from None
         return data
+
+
+# A file on a server.
+Remote = HttpFile | S3File
 
 
 def list_s3(bucket: str, prefix: str, timeout: float = 60.0) -> Iterator[tuple[str, int]]:

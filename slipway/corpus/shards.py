@@ -18,7 +18,6 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,15 @@ HASH_BYTES = 16
 # Documents whose index is written at a time.
 _DOCUMENTS = 1 << 20
 _CODES = {name: code for code, (name, _) in indexed.TOKEN_TYPES.items()}
+
+
+# Megatron takes two bytes for a token up to here (``DType.optimal_dtype``).
+_TWO_BYTES_BELOW = 65500
+
+
+def token_type(vocabulary: int) -> np.dtype[Any]:
+    """Return the type of tokens on the disk, as Megatron chooses it."""
+    return np.dtype("<u2" if vocabulary < _TWO_BYTES_BELOW else "<i4")
 
 
 @dataclass(frozen=True)
@@ -102,9 +110,7 @@ class ShardWriter:
             self._open[suffix] = (self._directory / suffix).open("wb", buffering=1 << 20)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for stream in self._open.values():
             # A full disk has been reported by then.
             with contextlib.suppress(OSError):
@@ -146,8 +152,6 @@ def write_index(stream: Any, dtype: np.dtype[Any], documents: int, lengths: Any)
         File that was opened for writing.
     dtype
         Type of the tokens.
-    documents
-        Number of documents.
     lengths
         Function that returns an iterable of arrays, the tokens of each document; called once per table.
     """

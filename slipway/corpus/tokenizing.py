@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from slipway.common.errors import UserError
-from slipway.corpus.cleaning import Cleaner, DropCounts, Dropped
+from slipway.corpus.cleaning import Cleaner, DropCounts
 from slipway.corpus.documents import Document
 from slipway.corpus.duplicates import Signatures
-from slipway.corpus.encoding import Encoder, token_type
 from slipway.corpus.errors import BadRecord, LeftOut, place, refusal
-from slipway.corpus.fast_encoding import DifferentIdsError
+from slipway.corpus.fast_encoding import DifferentIdsError, FastEncoder, UnsupportedError
 from slipway.corpus.manifest import NAMED, is_complete
 from slipway.corpus.plan import Plan
 from slipway.corpus.progress import Progress, say
 from slipway.corpus.readers import Record, read
-from slipway.corpus.shards import ShardWriter, abandoned
+from slipway.corpus.shards import ShardWriter, abandoned, token_type
+from slipway.corpus.tokenizers import BatchEncoder, open_tokenizer
 from slipway.corpus.units import Unit, size_of
 from slipway.corpus.workers import map_unordered
 
@@ -94,26 +96,36 @@ def check_bad(plan: Plan, records: list[dict[str, Any]]) -> None:
 
 
 class _Worker:
-    """Process that makes shards of units; that of unit `first` says how it encodes."""
+    """Process that makes shards of units; that of unit `first` says how it encodes.
+
+    It encodes by gigatoken where that gives the ids of the reference, which else does the work.
+    """
 
     def __init__(self, plan: Plan, first: int) -> None:
-        self._plan, self._first = plan, first
-        self._type = token_type(plan.tokenizer.vocabulary_size)
-        self._encoder = Encoder(plan.tokenizer, plan.preparation.append_eod)
+        tokenizer, self._plan, self._first = plan.tokenizer, plan, first
+        self._type = token_type(tokenizer.vocabulary_size)
+        self._end = (tokenizer.end_of_document,) if plan.preparation.append_eod else ()
         self._cleaner = Cleaner(plan.preparation.filters)
+        self._reference = open_tokenizer(tokenizer)
+        self._fast: FastEncoder | str
+        try:
+            self._fast = FastEncoder(tokenizer.kind, tokenizer.paths, self._reference)
+        except UnsupportedError as error:
+            self._fast = str(error)
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
-        if unit.number == self._first and self._encoder.note:
-            say(f"tokenize: without the fast path: {self._encoder.note}")
-        self._encoder.start(self._plan.unit_key(unit))
+        if isinstance(self._fast, str):
+            if unit.number == self._first:
+                say(f"tokenize: without the fast path: {self._fast}")
+            return self._shard(unit, self._reference)
+        self._fast.start(self._plan.unit_key(unit))
         try:
-            return self._shard(unit)
+            return self._shard(unit, self._fast.encode)
         except DifferentIdsError as error:
             say(f"tokenize: unit {unit.number} is encoded again, without the fast path: {error}")
-            self._encoder.use_reference()
-            return self._shard(unit)
+            return self._shard(unit, self._reference)
 
-    def _shard(self, unit: Unit) -> dict[str, Any]:
+    def _shard(self, unit: Unit, encode: BatchEncoder) -> dict[str, Any]:
         plan, preparation = self._plan, self._plan.preparation
         drops, skipped, bad, tokens, documents = DropCounts(), [], 0, 0, 0
         left_out: list[list[str]] = []
@@ -132,8 +144,8 @@ class _Worker:
                     drops.add(EMPTY, record.file, record.offset)
                 else:
                     result = self._cleaner.clean(record)
-                    if isinstance(result, Dropped):
-                        drops.drop(result)
+                    if isinstance(result, str):
+                        drops.add(result, record.file, record.offset, text=record.text)
                     else:
                         yield result
 
@@ -151,12 +163,14 @@ class _Worker:
             signatures = Signatures(shard.minhash, minhash) if minhash else None
             for batch in _batches(documents_of(records)):
                 texts = [document.text for document in batch]
-                for document, ids in zip(batch, self._encoder.encode_batch(texts), strict=True):
+                for document, ids in zip(batch, encode(texts), strict=True):
                     text = document.text.encode() if preparation.needs_hashes else None
-                    shard.add(ids, text, document.file, document.offset)
+                    encoded = np.empty(len(ids) + len(self._end), self._type)
+                    encoded[: len(ids)], encoded[len(ids) :] = ids, self._end
+                    shard.add(encoded, text, document.file, document.offset)
                     if signatures is not None:
                         signatures.add(document.text)
-                    tokens += len(ids)
+                    tokens += len(encoded)
                 documents += len(batch)
             if signatures is not None:
                 signatures.close()

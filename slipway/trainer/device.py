@@ -47,8 +47,6 @@ def choose_device(world: World, accelerator: str) -> Any:
 
     Parameters
     ----------
-    world
-        This process among all.
     accelerator
         One of `slipway.trainer.config.settings.ACCELERATORS`; ``auto`` takes the CPU where there is no CUDA
         device.

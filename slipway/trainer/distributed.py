@@ -31,7 +31,6 @@ class RankContext:
     layout: Layout
     tensor_rank: int
     pipeline_rank: int
-    context_rank: int
     data_rank: int
     device: Any
 
@@ -95,7 +94,6 @@ def make_rank_context(
         layout=layout,
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
         pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
-        context_rank=parallel_state.get_context_parallel_rank(),
         data_rank=parallel_state.get_data_parallel_rank(),
         device=device,
     )

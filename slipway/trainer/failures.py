@@ -18,6 +18,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from slipway.common.files import write_atomic
 from slipway.trainer.world import World
 
 DIRECTORY = "failures"
@@ -47,9 +48,7 @@ class Failure:
         """Leave this for the other ranks and for who reads the logs."""
         path = log_dir / DIRECTORY / _file_name(self.rank)
         path.parent.mkdir(exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-        unfinished.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_atomic(path, json.dumps(asdict(self)) + "\n", sync=False)
 
 
 @dataclass(frozen=True)

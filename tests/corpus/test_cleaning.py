@@ -10,7 +10,7 @@ import pytest
 
 from slipway.common.errors import UserError
 from slipway.common.sections import Filter
-from slipway.corpus.cleaning import Cleaner, DropCounts, Dropped, identity
+from slipway.corpus.cleaning import Cleaner, DropCounts, identity
 from slipway.corpus.documents import Document
 
 # Trained by fastText on sentences of a few English (en) and German (de) words; 1,235 bytes.
@@ -21,13 +21,13 @@ PROSE = "\n".join(
 )
 
 
-def clean(text: str, name: str, **options: object) -> Document | Dropped:
+def clean(text: str, name: str, **options: object) -> Document | str:
     return Cleaner([Filter(name, options)]).clean(Document(text, file=3, offset=17))
 
 
 def reason(text: str, name: str, **options: object) -> str | None:
     result = clean(text, name, **options)
-    return result.reason if isinstance(result, Dropped) else None
+    return result if isinstance(result, str) else None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_filter_may_change_the_text() -> None:
 
 def test_filters_apply_in_order() -> None:
     cleaner = Cleaner([Filter("regex", {"regex_exp": "captain"}), Filter("gopher_quality", {})])
-    assert cleaner.clean(Document("captain", 0, 0)) == Dropped(Document("captain", 0, 0), "regex")
+    assert cleaner.clean(Document("captain", 0, 0)) == "regex"
 
 
 def test_without_filters_nothing_is_dropped() -> None:
@@ -143,7 +143,7 @@ def test_counts_and_samples_do_not_depend_on_the_division() -> None:
         for part in range(parts):
             counts = DropCounts()
             for file, offset in places[part::parts]:
-                counts.drop(Dropped(Document("x" * 300, file, offset), f"reason {offset % 2}"))
+                counts.add(f"reason {offset % 2}", file, offset, text="x" * 300)
             total.merge(counts.record())
         records.append(total.record())
         assert {name: len(samples) for name, samples in total.samples().items()} == {

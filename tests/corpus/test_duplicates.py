@@ -15,6 +15,7 @@ import pytest
 
 import slipway.corpus.duplicates
 from slipway.common.sections import MinHash
+from slipway.corpus.cleaning import DropCounts
 from slipway.corpus.duplicates import Duplicates, Signatures, find
 
 WORDS = [
@@ -152,7 +153,8 @@ def test_hashes_of_other_documents_are_refused(tmp_path: Path) -> None:
 
 def test_duplicates_are_counted_by_reason_with_their_originals(tmp_path: Path) -> None:
     documents = [text(1), text(2), text(1), edited_text(text(2), 1)]
-    drops = search(tmp_path, [documents]).count(lambda number: (number // 2, 100 * number))
+    drops = DropCounts()
+    search(tmp_path, [documents]).count(drops, lambda number: (number // 2, 100 * number))
     assert dict(drops.counts) == {"exact_duplicate": 1, "near_duplicate": 1}
     assert drops.samples() == {
         "exact_duplicate": [{"file": 1, "offset": 200, "same_as": {"file": 0, "offset": 0}}],

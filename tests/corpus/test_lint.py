@@ -18,7 +18,7 @@ from slipway.arithmetic.indexed import ORIGIN
 from slipway.common.errors import UserError
 from slipway.corpus import lint as linting
 from slipway.corpus.decoding import open_decoder
-from slipway.corpus.lint import Options, Report
+from slipway.corpus.lint import Report
 from slipway.corpus.show import show
 from tests.forked_slipway import SLIPWAY
 from tests.integration.conftest import run_command
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.trainer
 DOCUMENTS = [[1, 2, 3], [4, 5], [6]]
 
 
-def lint(*paths: Path, options: Options = Options(vocabulary=100)) -> list[Report]:  # noqa: B008
-    return list(linting.lint(paths, options, lambda path, done, total: None))
+def lint(*paths: Path, vocabulary: int | None = 100) -> list[Report]:
+    return list(linting.lint(paths, lambda path, done, total: None, vocabulary=vocabulary))
 
 
 def problems(report: Report) -> dict[str, tuple[int, list[int]]]:
@@ -97,15 +97,15 @@ def test_each_damage_of_a_data_set_is_found(
     prefix: Path, suffix: str, at: int, content: bytes, reason: str
 ) -> None:
     _edit(f"{prefix}{suffix}", at, content)
-    (report,) = lint(prefix, options=Options())
+    (report,) = lint(prefix, vocabulary=None)
     assert any(text.startswith(reason) for text in report.problems), report.problems
 
 
 def test_a_foreign_token_names_its_document(prefix: Path) -> None:
     _edit(f"{prefix}.bin", 8, b"\x63")
-    (report,) = lint(prefix, options=Options())
+    (report,) = lint(prefix, vocabulary=None)
     assert problems(report)["a token of no vocabulary of 7"] == (1, [1])
-    (report,) = lint(prefix, options=Options(vocabulary=3))
+    (report,) = lint(prefix, vocabulary=3)
     assert problems(report)["a token of no vocabulary of 3"] == (4, [0, 1, 1, 2])
 
 
@@ -114,7 +114,7 @@ def test_missing_halves_and_files_are_found(prefix: Path, tmp_path: Path) -> Non
     (report,) = lint(prefix)
     assert "there is no corpus_text_document.origins" in report.problems
     Path(f"{prefix}.manifest.json").unlink()
-    (report,) = lint(prefix, options=Options())
+    (report,) = lint(prefix, vocabulary=None)
     assert problems(report) == {} and len(report.notes) == 2
     Path(f"{prefix}.bin").unlink()
     (report,) = lint(prefix)

@@ -24,7 +24,7 @@ from slipway.corpus.__main__ import main
 from slipway.corpus.documents import Document
 from slipway.corpus.errors import BadRecord, LeftOut
 from slipway.corpus.formats import recognize
-from slipway.corpus.lint import Options, lint
+from slipway.corpus.lint import lint
 from slipway.corpus.readers import parquet_row_groups, read
 from slipway.corpus.sources import collect, discover
 from slipway.corpus.tokenizers import obtain
@@ -159,7 +159,7 @@ def test_lost_documents_of_unknown_number_are_not_skipped(
     assert reason in error
     assert "on_error=skip leaves" not in error
     assert not (tmp_path / "out").exists() or results(tmp_path / "out") == {}
-    reports = list(lint([tmp_path / "in"], Options(), lambda path, done, total: None))
+    reports = list(lint([tmp_path / "in"], lambda path, done, total: None))
     assert [report.path for report in reports if report.problems] == [str(damaged)]
     (report,) = [report for report in reports if report.problems]
     assert any(reason in problem for problem in report.problems)
@@ -253,7 +253,7 @@ def test_members_that_are_left_out_are_in_the_manifest_and_the_report(
     assert manifest(tmp_path)["left_out"] == [{"name": name, "reason": "no text"} for name in names]
     assert manifest(tmp_path)["counts"]["left_out"] == 2
     assert f"2 files or members left out (no text: {', '.join(names)})" in capsys.readouterr().out
-    (report,) = lint([tmp_path / "a.tar"], Options(), lambda path, done, total: None)
+    (report,) = lint([tmp_path / "a.tar"], lambda path, done, total: None)
     assert report.notes == [f"2 files or members left out (no text: {', '.join(names)})"]
 
 
@@ -298,7 +298,7 @@ def test_files_besides_the_data_are_left_out_by_one_rule(
     left_out = {entry["name"].removeprefix(f"{download}/"): entry["reason"] for entry in record["left_out"]}
     if form in ("", "**/*"):
         assert left_out == AUXILIARY
-    reports = list(lint([download], Options(), lambda path, done, total: None))
+    reports = list(lint([download], lambda path, done, total: None))
     assert {report.path for report in reports} == data
     assert not any(report.problems for report in reports)
     assert f"{len(AUXILIARY)} files or members left out" in reports[0].notes[0]
@@ -378,7 +378,7 @@ def test_a_whole_cache_of_a_hub_has_its_snapshots_files(tmp_path: Path) -> None:
     assert [entry.name for entry in left_out] == [
         f"{hub}/{name}" for name in ("blobs/0b1", "blobs/0b2", "refs/main")
     ]
-    (report,) = lint([tmp_path / "hub"], Options(), lambda path, done, total: None)
+    (report,) = lint([tmp_path / "hub"], lambda path, done, total: None)
     assert (report.path, report.problems) == (str(link), {})
 
 
@@ -388,7 +388,7 @@ def test_a_link_that_leads_nowhere_is_refused_and_reported(tmp_path: Path) -> No
         (tmp_path / name).symlink_to(target)
         with pytest.raises(UserError, match=f"inputs: {tmp_path}/{name}: "):
             discover(spec.read(configuration(tmp_path, tmp_path, tmp_path)))
-        reports = list(lint([tmp_path], Options(), lambda path, done, total: None))
+        reports = list(lint([tmp_path], lambda path, done, total: None))
         assert [report.path for report in reports if report.problems] == [str(tmp_path / name)]
         (tmp_path / name).unlink()
 
@@ -471,7 +471,7 @@ def test_a_column_of_texts_is_taken(tmp_path: Path, kind: Any) -> None:
 
 def test_empty_texts_are_counted_as_lint_counts_them(tokenizer: Path, tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", ["", " ", "\n\t \u2028", "text"])
-    (report,) = lint([tmp_path / "a.jsonl"], Options(), lambda path, done, total: None)
+    (report,) = lint([tmp_path / "a.jsonl"], lambda path, done, total: None)
     assert report.problems["empty text"].count == 3
     assert run(tmp_path, configuration(tmp_path, tmp_path / "a.jsonl", tokenizer)) == 0
     assert manifest(tmp_path)["counts"]["dropped"] == {"empty": 3}

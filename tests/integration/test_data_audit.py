@@ -14,7 +14,7 @@ import pytest
 from slipway.arithmetic.indexed import ORIGIN
 from slipway.trainer.config.load import flatten, load_config
 from slipway.trainer.config.settings import read_settings
-from slipway.trainer.data.audit import StepRequest, audit
+from slipway.trainer.data.audit import audit
 from tests.forked_slipway import SLIPWAY
 from tests.integration import recording_trainer
 from tests.integration.conftest import run_command
@@ -68,7 +68,7 @@ class AuditedRun:
         settings = read_settings(flatten(load_config(directory, "audited_hydra.yaml")))
         lines = map(json.loads, (directory / "results/metrics.jsonl").read_text().splitlines())
         start = next(line for line in lines if line["kind"] == "start")
-        return audit(settings, StepRequest(step, start["step"], start["consumed_samples"]))
+        return audit(settings, step, start["step"], start["consumed_samples"])
 
     def tokens(self, answer: dict[str, Any]) -> list[list[int]]:
         """Return the tokens of each sample, of the documents as they were written."""

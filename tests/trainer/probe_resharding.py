@@ -168,7 +168,7 @@ def _beside(training: Training, directory: Path, name: str) -> dict[str, Any]:
     pending = training.save(directory, f"{name}-beside", background=True)
     AsyncSave._write = write  # type: ignore[method-assign]
     loss = training.step()
-    written_early = pending.is_written()
+    written_early = not pending.is_writing()
     gate.set()
     checkpoint = pending.finish()
     # The first loss does not depend on the optimizer's states.

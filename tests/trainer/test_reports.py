@@ -17,7 +17,7 @@ from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
 from slipway.trainer.device import used_bytes
 from slipway.trainer.report.flops import device_peak, model_flops, unknown_peak
-from slipway.trainer.report.progress import Pace, step_line
+from slipway.trainer.report.progress import step_line
 from slipway.trainer.report.provenance import write_git_info, write_packages
 
 pytestmark = pytest.mark.trainer
@@ -103,14 +103,6 @@ def test_site_adds_and_changes_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_peak_in_fp32_is_without_tensor_cores() -> None:
     assert device_peak("NVIDIA A100-SXM4-40GB", "fp32") == 19.5e12
     assert device_peak("Tesla V100-SXM2-32GB", "fp32") == 15.7e12
-
-
-def test_the_time_to_the_end_after_a_resume_counts_the_steps_that_remain() -> None:
-    pace = Pace(100)
-    pace.add(2.0)
-    assert pace.eta(51) == 98.0
-    assert pace.eta(100) == 0.0
-    assert pace.eta(101) == 0.0
 
 
 def test_share_of_the_peak_is_printed_where_it_is_known() -> None:

@@ -12,7 +12,7 @@ import pytest
 from slipway.common.errors import UserError
 from slipway.trainer.config.optimization import read_optimization
 from slipway.trainer.config.values import Values
-from slipway.trainer.optim.schedule import CosineAnnealing, Schedule, WarmupAnnealing, make_schedule, remark
+from slipway.trainer.optim.schedule import Schedule, make_schedule, remark
 
 pytestmark = pytest.mark.trainer
 
@@ -51,7 +51,7 @@ def test_recording_has_warm_ups_and_constant_ends_of_either_kind() -> None:
 
 
 def test_warm_up_starts_above_zero_without_constant_steps() -> None:
-    schedule = CosineAnnealing(max_lr=1.0, min_lr=0.1, warmup=4, constant=0, total=14)
+    schedule = schedule_of(1.0, 14, name="CosineAnnealing", min_lr=0.1, warmup_steps=4, constant_steps=0)
     assert [schedule(step) for step in (0, 1, 4)] == pytest.approx([1 / 5, 2 / 5, 1.0])
     assert schedule(5) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 0.1)))
     assert schedule(9) == pytest.approx(0.55)
@@ -59,7 +59,7 @@ def test_warm_up_starts_above_zero_without_constant_steps() -> None:
 
 
 def test_constant_steps_begin_with_rate_zero_and_end_with_the_lowest() -> None:
-    schedule = CosineAnnealing(max_lr=1.0, min_lr=0.1, warmup=4, constant=6, total=20)
+    schedule = schedule_of(1.0, 20, name="CosineAnnealing", min_lr=0.1, warmup_steps=4, constant_steps=6)
     assert [schedule(step) for step in (0, 1, 4)] == pytest.approx([0.0, 0.25, 1.0])
     assert schedule(9) == pytest.approx(0.55)
     assert [schedule(step) for step in (14, 15, 20, 21)] == pytest.approx([0.1] * 4)
@@ -67,26 +67,30 @@ def test_constant_steps_begin_with_rate_zero_and_end_with_the_lowest() -> None:
 
 def test_a_run_shorter_than_its_warm_up_only_warms_up() -> None:
     # gpt3/126m with trainer.max_steps=5
-    schedule = CosineAnnealing(max_lr=6e-4, min_lr=6e-5, warmup=636, constant=100000, total=5)
+    schedule = schedule_of(
+        6e-4, 5, name="CosineAnnealing", min_lr=6e-5, warmup_steps=636, constant_steps=100000
+    )
     assert [schedule(step) for step in range(5)] == pytest.approx([6e-4 * step / 636 for step in range(5)])
 
 
 def test_rate_starts_highest_without_warm_up() -> None:
-    assert CosineAnnealing(max_lr=1.0, min_lr=0.0, warmup=0, constant=0, total=10)(0) == 1.0
-    assert WarmupAnnealing(max_lr=1.0, min_lr=0.0, warmup=0, total=10)(0) == 1.0
+    assert (
+        schedule_of(1.0, 10, name="CosineAnnealing", min_lr=0.0, warmup_steps=0, constant_steps=0)(0) == 1.0
+    )
+    assert schedule_of(1.0, 10, name="WarmupAnnealing", min_lr=0.0, warmup_steps=0)(0) == 1.0
 
 
 def test_rate_is_constant_where_nemo_would_divide_by_zero() -> None:
-    schedule = CosineAnnealing(max_lr=1.0, min_lr=0.25, warmup=0, constant=10, total=10)
+    schedule = schedule_of(1.0, 10, name="CosineAnnealing", min_lr=0.25, warmup_steps=0, constant_steps=10)
     assert [schedule(step) for step in (0, 5, 10, 11)] == [0.25] * 4
 
 
 def test_warmup_annealing_falls_in_a_straight_line() -> None:
-    schedule = WarmupAnnealing(max_lr=1.0, min_lr=0.5, warmup=4, total=14)
+    schedule = schedule_of(1.0, 14, name="WarmupAnnealing", min_lr=0.5, warmup_steps=4)
     assert [schedule(step) for step in (0, 3, 4)] == pytest.approx([0.2, 0.8, 1.0])
     assert [schedule(step) for step in (5, 9, 14, 15, 99)] == pytest.approx([0.95, 0.75, 0.5, 0.5, 0.5])
     # Within its warm-up at the last step, and past both at once after it.
-    short = WarmupAnnealing(max_lr=1.0, min_lr=0.5, warmup=4, total=2)
+    short = schedule_of(1.0, 2, name="WarmupAnnealing", min_lr=0.5, warmup_steps=4)
     assert [short(step) for step in (2, 4, 5)] == pytest.approx([0.6, 1.0, 0.5])
 
 

@@ -11,7 +11,7 @@ import pytest
 from slipway.common.errors import UserError
 from slipway.trainer.config.load import flatten, load_config
 from slipway.trainer.logs import record_mistake
-from slipway.trainer.report.progress import Pace, count, duration, step_line
+from slipway.trainer.report.progress import count, duration, step_line, time_left
 from slipway.trainer.world import World
 
 pytestmark = pytest.mark.trainer
@@ -50,12 +50,10 @@ def test_mistake_is_reported_by_one_of_the_ranks_that_find_it(
 
 
 def test_the_time_to_the_end_is_never_negative() -> None:
-    pace = Pace(10)
-    assert pace.eta(0) == 0.0
-    pace.add(2.0)
-    pace.add(4.0)
-    assert pace.eta(8) == 6.0
-    assert pace.eta(12) == 0.0
+    assert time_left(2, [2.0, 4.0]) == 6.0
+    assert time_left(100 - 51, [2.0]) == 98.0
+    assert time_left(0, [2.0]) == 0.0
+    assert time_left(-2, [2.0, 4.0]) == 0.0
 
 
 def test_numbers_are_formatted_for_people() -> None:

@@ -17,13 +17,13 @@ from slipway.trainer.config.t5 import Denoising
 from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.data.denoising import T5Batch, T5BatchBuilder
 from slipway.trainer.data.source import MockSource, Tokens, check_tokens
-from slipway.trainer.data.spans import Lengths, SpecialTokens, corrupt, fit, lengths_of, sample_lengths
+from slipway.trainer.data.spans import Lengths, corrupt, fit, lengths_of, sample_lengths
 from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
 
 pytestmark = pytest.mark.trainer
 
 # Text is below 1000, so that sentinels are recognised.
-SPECIAL = SpecialTokens(first_sentinel=1000, end=1, start=2, padding=0)
+SPECIAL = Vocabulary(1100, 1, "a test", start=2, padding=0, sentinels=100)
 SEEDS = st.integers(0, 2**64 - 1)
 DENOISING = Denoising(density=0.15, mean_span=3.0, sentinels=100)
 
@@ -53,7 +53,7 @@ def test_inputs_and_targets_make_the_text_again(sample: tuple[Tokens, Lengths, i
     tokens, lengths, seed = sample
     inputs, targets = corrupt(tokens, lengths, SPECIAL, seed)
     assert (len(inputs), len(targets)) == (lengths.inputs, lengths.targets)
-    assert inputs[-1] == targets[-1] == SPECIAL.end
+    assert inputs[-1] == targets[-1] == SPECIAL.end_of_text
     text, spans = spans_of(inputs), spans_of(targets)
     sentinels = list(range(1000, 1000 + lengths.spans))
     assert list(text) == list(spans) == [-1, *sentinels]

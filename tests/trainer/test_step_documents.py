@@ -11,7 +11,7 @@ import pytest
 from slipway.common.errors import UserError
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import Settings, read_settings
-from slipway.trainer.data.audit import StepRequest, audit, samples_of_step
+from slipway.trainer.data.audit import audit, samples_of_step
 from slipway.trainer.data.training_data import denoised_lengths, find_indices, make_order, open_training
 from tests.trainer import indexed_files
 from tests.trainer.t5 import SEQ_LENGTH, T5
@@ -33,7 +33,7 @@ def test_documents_of_a_t5_are_the_sources_of_its_spans(configuration: Configura
     assert lengths is not None and lengths.raw > SEQ_LENGTH - 8
     source = open_training(settings.data, find_indices(settings.data, heldout=False), lengths.raw)
     order = make_order(source, settings.seed)
-    answer = audit(settings, StepRequest(3, with_tokens=True))
+    answer = audit(settings, 3, with_tokens=True)
     assert [sample["sample"] for sample in answer["samples"]] == list(range(16, 24))
     for sample in answer["samples"]:
         pieces = sample["pieces"]
@@ -44,7 +44,7 @@ def test_documents_of_a_t5_are_the_sources_of_its_spans(configuration: Configura
 
 
 def test_mock_data_have_samples_without_documents(configuration: Configuration) -> None:
-    answer = audit(read(configuration, {"model.data.data_impl": "mock"}), StepRequest(2))
+    answer = audit(read(configuration, {"model.data.data_impl": "mock"}), 2)
     assert [(sample["sample"], sample["pieces"]) for sample in answer["samples"]] == [
         (number, []) for number in range(8, 16)
     ]
@@ -58,15 +58,15 @@ def test_samples_follow_one_another_over_all_steps(
     settings, consumed = read(configuration, changes), 0
     states = {}
     for step in range(1, 30):
-        samples = samples_of_step(settings, StepRequest(step))
+        samples = samples_of_step(settings, step)
         assert samples == range(consumed, consumed + settings.batch_after(consumed))
         states[step - 1] = consumed
         consumed = samples.stop
         # From any state before it is the same.
         for after, samples_before in states.items():
-            assert samples_of_step(settings, StepRequest(step, after, samples_before)) == samples
-    last = samples_of_step(settings, StepRequest(10**9))
+            assert samples_of_step(settings, step, after, samples_before) == samples
+    last = samples_of_step(settings, 10**9)
     assert last.stop == consumed + (10**9 - 29) * 8
     for step, after in ((0, 0), (10**9 + 1, 0), (5, 5)):
         with pytest.raises(UserError, match=f"--step {step}: expected"):
-            samples_of_step(settings, StepRequest(step, after, 0))
+            samples_of_step(settings, step, after, 0)

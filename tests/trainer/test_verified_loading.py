@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import store
-from slipway.trainer.checkpoint.choice import Choice, Chooser, Damaged
+from slipway.trainer.checkpoint.choice import Choice, Chooser
 from slipway.trainer.checkpoint.files import share
 from slipway.trainer.checkpoint.marker import MARKER, examine_marker, parse_marker, read_marker
 from slipway.trainer.config.resume import Resume, read_resume
@@ -95,16 +96,15 @@ def test_a_damaged_checkpoint_is_set_aside_and_nothing_is_overwritten(saving: Sa
     for number in range(2):
         damaged = save(saving, 2)
         (damaged.path / "__0_0.distcp").write_text("weights")
-        reports: list[Damaged] = []
-        choice = Chooser(saving, Resume(), reports.append).choose()
+        tell = Mock()
+        choice = Chooser(saving, Resume(), tell).choose()
         assert choice
         assert choice.checkpoint == first
-        (report,) = reports
-        assert report.path == damaged.path
-        assert report.moved_to == saving.directory / "damaged" / (
-            "m-step=2" if number == 0 else "m-step=2-v1"
-        )
-        assert (report.moved_to / "__0_0.distcp").read_text() == "weights"
+        tell.assert_called_once()
+        path, _, moved_to = tell.call_args.args
+        assert path == damaged.path
+        assert moved_to == saving.directory / "damaged" / ("m-step=2" if number == 0 else "m-step=2-v1")
+        assert (moved_to / "__0_0.distcp").read_text() == "weights"
         assert not damaged.path.exists()
         assert (saving.directory / "latest").readlink() == Path(first.path.name)
     assert store.complete(saving.directory) == [first]

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import CheckpointException
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.marker import Marker
 from slipway.trainer.checkpoint.strategies import SaveStrategy
-from slipway.trainer.distributed import RankContext, any_rank, broadcast_from_rank0
+from slipway.trainer.distributed import RankContext, broadcast_from_rank0
 from slipway.trainer.logs import LOGGER
 
 
@@ -35,10 +35,6 @@ class AsyncSave:
         megatron-core's sharded state.
     marker
         What is known of the checkpoint beforehand; its files and its serial are filled in.
-    rank_context
-        This process.
-    strategy
-        The run's.
     background
         Whether a thread writes. On a CPU the state is copied for it, on CUDA it is copied in either case.
     """
@@ -56,6 +52,7 @@ class AsyncSave:
         self.marker = marker
         self._name, self._rank_context = name, rank_context
         self._unfinished = broadcast_from_rank0(lambda: store.begin(directory, name, parents=False))
+        self._failure = f"the checkpoint {self._unfinished} cannot be written"
         with self._as_exception():
             self._request = strategy.begin(state, self._unfinished)
         self._error: str | None = None
@@ -75,10 +72,6 @@ class AsyncSave:
     def is_writing(self) -> bool:
         """Return whether this rank's files are still being written."""
         return self._thread is not None and self._thread.is_alive()
-
-    def is_written(self) -> bool:
-        """Return whether every rank has written its files, so that :meth:`finish` waits for none."""
-        return not any_rank(self.is_writing(), self._rank_context.device)
 
     def finish(self) -> store.Checkpoint:
         """Wait until every rank has its files on disk, and give the checkpoint its name.
@@ -125,15 +118,12 @@ class AsyncSave:
         dist.all_gather_object(parts, part)
         for other, (_, _, failure) in enumerate(parts):
             if failure is not None:
-                raise RuntimeError(f"{self._failed()}: rank {other}: {failure}")
+                raise RuntimeError(f"{self._failure}: rank {other}: {failure}")
         sizes, checksums = {}, {}
         for written, checked, _ in parts:
             sizes.update(written)
             checksums.update(checked)
         return sizes, checksums
-
-    def _failed(self) -> str:
-        return f"the checkpoint {self._unfinished} cannot be written"
 
     @contextlib.contextmanager
     def _as_exception(self) -> Iterator[None]:
@@ -141,7 +131,7 @@ class AsyncSave:
         try:
             yield
         except CheckpointException as error:
-            raise RuntimeError(self._failed()) from error
+            raise RuntimeError(self._failure) from error
 
 
 def take_snapshot(buckets: list[Any], copy: bool) -> None:

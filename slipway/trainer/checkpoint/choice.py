@@ -40,27 +40,22 @@ class Choice:
     is_branch: bool
 
 
-@dataclass(frozen=True)
-class Damaged:
-    """A damaged checkpoint, and where it was moved, unless it had to stay."""
-
-    path: Path
-    reason: str
-    moved_to: Path | None
-
-
 class Chooser:
     """The choice of the checkpoint to start from, and of the next if it is damaged; rank 0 alone chooses.
 
     Parameters
     ----------
-    saving, resume
-        The training's settings.
     tell
-        Called with each damaged checkpoint, once.
+        Called with each damaged checkpoint once: its path, the reason, and where it was moved, unless it had
+        to stay.
     """
 
-    def __init__(self, saving: Saving, resume: Resume, tell: Callable[[Damaged], None] | None = None) -> None:
+    def __init__(
+        self,
+        saving: Saving,
+        resume: Resume,
+        tell: Callable[[Path, str, Path | None], None] = lambda *_: None,
+    ) -> None:
         self._saving, self._resume, self._tell = saving, resume, tell
         self._damaged: dict[Path, str] = {}
 
@@ -139,8 +134,7 @@ class Chooser:
         self._damaged[path] = reason
         where = f"; it is now {moved_to}" if moved_to else stays
         LOGGER.warning("the checkpoint %s is damaged (%s)%s", path, reason, where)
-        if self._tell:
-            self._tell(Damaged(path, reason, moved_to))
+        self._tell(path, reason, moved_to)
 
     def _check_nothing_is_lost(self) -> None:
         """Raise if there were checkpoints: a training that starts again at step 0 has to be asked for."""

@@ -21,6 +21,7 @@ from slipway.trainer.data.identity import Identity
 from slipway.trainer.logs import LOGGER
 
 ACCEPT = "resume.accept_data"
+_CONTEXT = "context_parallel_size"
 _ANEW = "resume.load_optimizer=False takes the weights alone"
 
 # What the weights' shapes depend on; dropout, fusions and recomputing may change between launches.
@@ -71,12 +72,8 @@ def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> N
 
     Parameters
     ----------
-    checkpoint
-        The checkpoint.
     shape
         The model's, as of :func:`shapes`.
-    layout
-        How it is shared.
 
     Raises
     ------
@@ -194,8 +191,9 @@ def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
         return
     if form != DP_RESHARDABLE:
         raise UserError(other_buckets(choice.checkpoint))
-    sizes = _shard_sizes(choice.checkpoint, layout)
-    if sizes:
+    others = _other_sizes(choice.checkpoint, layout).items()
+    # Other context-parallel ranks load the same shards.
+    if sizes := [f"model.{name}={old}, now {new}" for name, (old, new) in others if name != _CONTEXT]:
         raise UserError(
             f"the checkpoint {path} was saved with other sizes ({', '.join(sizes)}), and its optimizer "
             f"states are in the shards of those: {_reshard(path)}"
@@ -218,8 +216,6 @@ def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> 
 
     Parameters
     ----------
-    checkpoint
-        The checkpoint.
     data
         The files of now.
     accepted
@@ -254,24 +250,19 @@ def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> 
 
 def is_laid_out_as(checkpoint: Checkpoint, layout: Layout) -> bool:
     """Return whether a checkpoint was written with the same model layout, so that dropout continues."""
+    return not _other_sizes(checkpoint, layout)
+
+
+def _other_sizes(checkpoint: Checkpoint, layout: Layout) -> dict[str, tuple[int, int]]:
+    """Return the parallel sizes that differ, the checkpoint's before the training's."""
     saved = checkpoint.marker
-    return (
-        saved.tensor_model_parallel_size == layout.tensor
-        and saved.pipeline_model_parallel_size == layout.pipeline
-        and saved.virtual_pipeline_model_parallel_size == layout.virtual
-        and saved.context_parallel_size == layout.context
-    )
-
-
-def _shard_sizes(checkpoint: Checkpoint, layout: Layout) -> list[str]:
-    """Return the sizes that shards depend on and that differ, each with the checkpoint's value."""
-    saved, now = checkpoint.marker, layout
     sizes = {
-        "tensor_model_parallel_size": (saved.tensor_model_parallel_size, now.tensor),
-        "pipeline_model_parallel_size": (saved.pipeline_model_parallel_size, now.pipeline),
-        "virtual_pipeline_model_parallel_size": (saved.virtual_pipeline_model_parallel_size, now.virtual),
+        "tensor_model_parallel_size": (saved.tensor_model_parallel_size, layout.tensor),
+        "pipeline_model_parallel_size": (saved.pipeline_model_parallel_size, layout.pipeline),
+        "virtual_pipeline_model_parallel_size": (saved.virtual_pipeline_model_parallel_size, layout.virtual),
+        _CONTEXT: (saved.context_parallel_size, layout.context),
     }
-    return [f"model.{name}={old}, now {new}" for name, (old, new) in sizes.items() if old != new]
+    return {name: (old, new) for name, (old, new) in sizes.items() if old != new}
 
 
 def _reshard(path: Path) -> str:

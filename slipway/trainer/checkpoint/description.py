@@ -73,8 +73,6 @@ def describe(settings: Settings, vocabulary: Vocabulary, padded: int, data: Iden
 
     Parameters
     ----------
-    settings
-        The training's.
     vocabulary, padded
         Its tokens, and the rows of its embedding.
     data

@@ -46,10 +46,6 @@ def load(
         A checkpoint, or a directory of checkpoints: its newest complete one.
     settings, description
         The run's, and its model.
-    rank_context
-        This process.
-    model, optimizer
-        What is loaded into.
 
     Raises
     ------

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -54,7 +53,12 @@ class Lock:
                 directory,
                 error.strerror,
             )
-        self._tell_holder()
+        # Who holds it, for a person.
+        me = {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": os.environ.get("SLURM_JOB_ID")}
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(json.dumps(me) + "\n")
+        self._file.flush()
         # Held open, so that no directory which is made in their places has their numbers.
         self._held = {
             path: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -83,17 +87,6 @@ class Lock:
         self._file.close()
         for held in self._held.values():
             os.close(held)
-
-    def _tell_holder(self) -> None:
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(json.dumps(holder(os.environ)) + "\n")
-        self._file.flush()
-
-
-def holder(environment: Mapping[str, str]) -> dict[str, str | int | None]:
-    """Return what identifies this process to a person."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": environment.get("SLURM_JOB_ID")}
 
 
 def _open(directory: Path) -> IO[str]:

@@ -96,82 +96,67 @@ def reshard(source: Checkpoint) -> Checkpoint:
         TensorFiles(source.path, is_checked=bool(source.marker.checksums)) as files,
         TensorFilesWriter(unfinished) as copy,
     ):
-        reader = _Source(files)
-        for item in reader.kept():
-            copy.add_raw(item, files.raw(item), files.entry(item.fqn))
-        for number, item in enumerate(pieces := reader.pieces(), start=1):
+        # All items but the DistributedOptimizers' are taken over.
+        for item in files.items():
+            if not item.fqn.startswith(SHARDED):
+                copy.add_raw(item, files.raw(item), files.entry(item.fqn))
+        for number, piece in enumerate(pieces := _pieces(files), start=1):
+            place = slice(piece.start, piece.start + math.prod(piece.shape))
             for state in _STATES:
-                tensor = reader.tensor(item, state)
-                copy.add(f"{_WEIGHTS}{state}.{item.weight}", tensor, item.whole, item.offset)
+                tensor = files.read(f"{piece.bucket}.{state}", (place,)).reshape(piece.shape)
+                copy.add(f"{_WEIGHTS}{state}.{piece.weight}", tensor, piece.whole, piece.offset)
             if sys.stdout.isatty():
                 end = "\n" if number == len(pieces) else "\r"
                 print(f"{number} of {len(pieces)} parts of weights", end=end, flush=True)
-        copy.finish(reader.common(), (source.path / FORMAT).read_bytes())
+        copy.finish(_common(files), (source.path / FORMAT).read_bytes())
     sizes, checksums = store.sync_part(unfinished, 0), store.checksum_part(unfinished, 0)
     marker = replace(source.marker, optimizer=FULLY_RESHARDABLE, files=sizes, checksums=checksums)
     return store.finish(unfinished, name, marker)
 
 
-class _Source:
-    """The checkpoint that is copied: its items, and the buckets in which its optimizer states lie."""
+def _pieces(files: TensorFiles) -> list[Piece]:
+    """Return the pieces of all buckets.
 
-    def __init__(self, files: TensorFiles) -> None:
-        self._files = files
+    Raises
+    ------
+    UserError
+        If they do not make up all weights of which there are states, as in another program's checkpoint.
+    """
+    found = [Piece(*piece) for part in _objects(files, INDEX) for piece in part]
+    known: dict[str, int] = {}
+    for piece in found:
+        known[piece.weight] = known.get(piece.weight, 0) + math.prod(piece.shape)
+    whole = {piece.weight: math.prod(piece.whole) for piece in found}
+    if not found or known != whole:
+        raise UserError(f"{files.directory}: it has no complete index of its optimizer's buckets ({INDEX})")
+    return found
 
-    def kept(self) -> list[Any]:
-        """Return the items that the copy takes over: all but the DistributedOptimizers'."""
-        return [item for item in self._files.items() if not item.fqn.startswith(SHARDED)]
 
-    def pieces(self) -> list[Piece]:
-        """Return the pieces of all buckets.
+def _common(files: TensorFiles) -> dict[str, Any]:
+    """Return what all ranks share, with the groups of parameters of all DistributedOptimizers."""
+    import torch
 
-        Raises
-        ------
-        UserError
-            If they do not make up all weights of which there are states, as in another program's checkpoint.
-        """
-        found = [Piece(*piece) for part in self._objects(INDEX) for piece in part]
-        known: dict[str, int] = {}
-        for piece in found:
-            known[piece.weight] = known.get(piece.weight, 0) + math.prod(piece.shape)
-        whole = {piece.weight: math.prod(piece.whole) for piece in found}
-        if not found or known != whole:
-            raise UserError(
-                f"{self._files.directory}: it has no complete index of its optimizer's buckets ({INDEX})"
-            )
-        return found
+    from slipway.trainer.checkpoint.tensor_files import COMMON
 
-    def tensor(self, piece: Piece, state: str) -> Any:
-        """Return a piece's masters or moments, in the shape of the piece."""
-        place = slice(piece.start, piece.start + math.prod(piece.shape))
-        return self._files.read(f"{piece.bucket}.{state}", (place,)).reshape(piece.shape)
+    content: dict[str, Any] = torch.load(files.directory / COMMON, map_location="cpu", weights_only=True)
+    groups: dict[tuple[Any, ...], Any] = {}
+    for part in _objects(files, "optimizer"):
+        for group in part["param_groups"]:
+            groups.setdefault(tuple(group.get(key) for key in _GROUP), group)
+    content["optimizer"] = {
+        "optimizer": {"param_groups": list(groups.values())},
+        "param_state_sharding_type": FULLY_RESHARDABLE,
+    }
+    return content
 
-    def common(self) -> dict[str, Any]:
-        """Return what all ranks share, with the groups of parameters of all DistributedOptimizers."""
-        import torch
 
-        from slipway.trainer.checkpoint.tensor_files import COMMON
-
-        content: dict[str, Any] = torch.load(
-            self._files.directory / COMMON, map_location="cpu", weights_only=True
-        )
-        groups: dict[tuple[Any, ...], Any] = {}
-        for part in self._objects("optimizer"):
-            for group in part["param_groups"]:
-                groups.setdefault(tuple(group.get(key) for key in _GROUP), group)
-        content["optimizer"] = {
-            "optimizer": {"param_groups": list(groups.values())},
-            "param_state_sharding_type": FULLY_RESHARDABLE,
-        }
-        return content
-
-    def _objects(self, name: str) -> Iterator[Any]:
-        # A key ends with the place of an object among its like: `…optimizer/shard_0_1`.
-        for item in self._files.items():
-            key = item.fqn.partition("/")[0]
-            if key.startswith(SHARDED) and key.rpartition(".")[2] == name:
-                # megatron-core keeps an object as a list of one.
-                yield self._files.load(item)[0]
+def _objects(files: TensorFiles, name: str) -> Iterator[Any]:
+    # A key ends with the place of an object among its like: `…optimizer/shard_0_1`.
+    for item in files.items():
+        key = item.fqn.partition("/")[0]
+        if key.startswith(SHARDED) and key.rpartition(".")[2] == name:
+            # megatron-core keeps an object as a list of one.
+            yield files.load(item)[0]
 
 
 if __name__ == "__main__":

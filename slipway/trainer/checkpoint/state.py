@@ -53,12 +53,8 @@ def save(
         Where, and under which name.
     model, optimizer, progress
         What is saved; the random generators are as well.
-    rank_context
-        This process.
     marker
         What is known of the checkpoint beforehand; the format of the optimizer's states is filled in.
-    strategy
-        The run's.
     background
         Whether the training goes on while the files are written.
 
@@ -101,10 +97,6 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
     choice
         Which, and whether the optimizer's states are taken from it too. The model has to be of its shapes
         (:func:`slipway.trainer.checkpoint.compatible.check`), and the optimizer of its format.
-    model, optimizer
-        What is loaded into.
-    rank_context
-        This process.
     seed
         Where the generators start from if other ranks share the model than did in the checkpoint.
 

@@ -136,8 +136,6 @@ def check_content(checkpoint: Checkpoint, report: Callable[[int], None] = lambda
 
     Parameters
     ----------
-    checkpoint
-        The checkpoint.
     report
         Called with the bytes of each file that was read.
 

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -79,10 +79,16 @@ class TensorFiles:
     def __init__(self, directory: Path, is_checked: bool = False) -> None:
         self.directory = directory
         self._is_checked = is_checked
-        self._index = _read_index(directory)
+        with _named(directory / INDEX_FILE):
+            self._index = read_index(directory / INDEX_FILE)
+        self._infos = {
+            name: TensorInfo(tuple(entry.size), entry.properties.dtype)
+            for name, entry in self._index.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
         self._files: dict[str, BinaryIO] = {}
 
-    def __enter__(self) -> TensorFiles:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,11 +98,7 @@ class TensorFiles:
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Return all tensors by name, in the order of the index."""
-        return {
-            name: TensorInfo(tuple(entry.size), entry.properties.dtype)
-            for name, entry in self._index.state_dict_metadata.items()
-            if isinstance(entry, TensorStorageMetadata)
-        }
+        return self._infos
 
     def read(self, name: str, index: Index = None) -> torch.Tensor:
         """Return a tensor, or a part of it, of which only the chunks that it needs are read.
@@ -178,7 +180,7 @@ class TensorFiles:
         UserError
             If it cannot be read, or holds what torch does not load without executing it.
         """
-        with self._damages_named(item):
+        with self._item_named(item):
             if not self._is_checked:
                 _check_archive(self._view(item))
             return torch.load(self._view(item), map_location="cpu", weights_only=True)
@@ -191,7 +193,7 @@ class TensorFiles:
             or item not in self._index.storage_data
         ):
             return False
-        with self._damages_named(item):
+        with self._item_named(item):
             # Nothing but the description of the tensor is read.
             content = torch.load(self._view(item), map_location="meta", weights_only=True)
             is_plain = isinstance(content, torch.Tensor) and content.is_contiguous()
@@ -212,16 +214,8 @@ class TensorFiles:
                         buffer = buffer[len(block) :]
         return True
 
-    @contextlib.contextmanager
-    def _damages_named(self, item: Any) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, MemoryError, UserError):
-            raise
-        except Exception as error:
-            # A damaged archive may raise anything.
-            shard = self.directory / self._index.storage_data[item].relative_path
-            raise UserError(f"{shard}: {item.fqn} cannot be read: {first_line(error)}") from None
+    def _item_named(self, item: Any) -> contextlib.AbstractContextManager[None]:
+        return _named(f"{self.directory / self._index.storage_data[item].relative_path}: {item.fqn}")
 
     def _chunk(self, name: str, chunk: Any, entry: Any) -> torch.Tensor:
         key = MetadataIndex(name, chunk.offsets)
@@ -254,12 +248,8 @@ class TensorFiles:
                 raise UserError(f"{self.directory / INDEX_FILE} names a file of another directory: {name}")
             while len(self._files) >= _OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            try:
+            with _named(self.directory / name):
                 file = open_regular(inside(self.directory / name), holes=True)
-            except OSError as error:
-                if is_absent(error):
-                    raise UserError(f"{self.directory / name} is missing") from None
-                raise
         # The one used last is the last to be closed.
         self._files[name] = file
         return file
@@ -377,19 +367,20 @@ class TensorFilesWriter:
         return (self._directory / f"__0_{self._number}.distcp").open("xb")
 
 
-def _read_index(directory: Path) -> Any:
-    path = directory / INDEX_FILE
+@contextlib.contextmanager
+def _named(what: object) -> Iterator[None]:
+    """Name what the block cannot read; another error of the system is raised as it is."""
     try:
-        return read_index(path)
+        yield
     except OSError as error:
         if is_absent(error):
-            raise UserError(f"{path} is missing") from None
+            raise UserError(f"{what} is missing") from None
         raise
-    except UserError:
+    except (MemoryError, UserError):
         raise
     except Exception as error:
-        # A damaged pickle may raise anything.
-        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
+        # A damaged pickle or archive may raise anything.
+        raise UserError(f"{what} cannot be read: {first_line(error)}") from None
 
 
 def _check_archive(view: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from slipway.common.errors import UserError
 from slipway.trainer.config.values import Values
@@ -59,8 +59,6 @@ def read_rope(values: Values) -> Rope:
 ACTIVATIONS = ("gelu", "geglu", "reglu", "swiglu", "relu", "silu", "squared-relu")
 NORMALIZATIONS = ("layernorm", "layernorm1p", "rmsnorm")
 POSITIONS = ("learned_absolute", "rope", "none")
-
-ATTENTION_BACKENDS = ("auto", "transformer_engine", "sdpa", "local")
 
 Position = Literal["learned_absolute", "rope", "relative", "none"]
 AttentionBackend = Literal["auto", "transformer_engine", "sdpa", "local"]
@@ -138,7 +136,7 @@ def read_architecture(values: Values) -> Architecture:
         values,
         "model",
         seq_length=seq_length,
-        max_positions=_max_positions(values, seq_length),
+        max_positions=max_positions(values, "model.encoder_seq_length", seq_length),
         positions=POSITIONS,
         tied=values.flag("model.share_embeddings_and_output_weights", True),
     )
@@ -151,8 +149,6 @@ def read_stack(
 
     Parameters
     ----------
-    values
-        The configuration.
     node
         Where the stack's own keys are: ``model`` for a GPT.
     seq_length, max_positions
@@ -186,7 +182,9 @@ def read_stack(
         normalize_scores=values.flag(f"{node}.normalize_attention_scores", True),
         seq_length=seq_length,
         max_positions=max_positions,
-        position=_position(values, node, positions),
+        position=cast(
+            Position, values.choice(f"{node}.position_embedding_type", positions, "learned_absolute")
+        ),
         relative=_relative(values, node) if "relative" in positions else None,
         rotary_percentage=values.number(f"{node}.rotary_percentage", 1.0, minimum=0.0),
         rotary_base=values.integer(f"{node}.rotary_base", 10000, minimum=1),
@@ -207,28 +205,26 @@ def read_stack(
         bias_dropout_fusion=values.flag(f"{node}.bias_dropout_add_fusion", True),
         loss_fusion=values.flag("model.cross_entropy_loss_fusion", False),
         transformer_engine=values.flag("model.transformer_engine", False),
-        attention_backend=_attention_backend(values),
+        attention_backend=cast(
+            AttentionBackend,
+            values.choice("model.attention_backend", get_args(AttentionBackend), "auto"),
+        ),
         recompute=_recompute(values, node),
     )
 
 
 def _seq_length(values: Values) -> int:
     length = values.integer("model.encoder_seq_length", minimum=1)
-    data_length = values.integer("model.data.seq_length", length, minimum=1)
-    if data_length != length:
-        raise UserError(
-            f"model.data.seq_length={data_length}: expected the same as model.encoder_seq_length={length}"
-        )
+    if values.integer("model.data.seq_length", length, minimum=1) != length:
+        values.fail("model.data.seq_length", f"the same as model.encoder_seq_length={length}")
     return length
 
 
-def _max_positions(values: Values, seq_length: int) -> int:
-    positions = values.integer("model.max_position_embeddings", seq_length, minimum=1)
-    if positions < seq_length:
-        raise UserError(
-            f"model.max_position_embeddings={positions}: expected at least "
-            f"model.encoder_seq_length={seq_length}"
-        )
+def max_positions(values: Values, key: str, length: int) -> int:
+    """Return how many learned positions there are: at least the `length` of a sequence, which `key` has."""
+    positions = values.integer("model.max_position_embeddings", length, minimum=1)
+    if positions < length:
+        values.fail("model.max_position_embeddings", f"at least {key}={length}")
     return positions
 
 
@@ -236,12 +232,6 @@ def _vocab_divisor(values: Values) -> int:
     divisor = values.integer("model.make_vocab_size_divisible_by", 128, minimum=1)
     # As in NeMo, a size that is given is the model's, without padding.
     return 1 if values.is_set("model.override_vocab_size") else divisor
-
-
-def _position(values: Values, node: str, valid: Sequence[str]) -> Position:
-    names: tuple[Position, ...] = ("rope", "relative", "none")
-    chosen = values.choice(f"{node}.position_embedding_type", valid, "learned_absolute")
-    return next((name for name in names if name == chosen), "learned_absolute")
 
 
 def _relative(values: Values, node: str) -> Relative:
@@ -276,10 +266,6 @@ def _activation(values: Values, node: str) -> str:
     if values.flag(f"{node}.openai_gelu", False) and name not in ("gelu", "geglu"):
         values.fail(f"{node}.openai_gelu", f"False, as {node}.activation={name} is not gelu or geglu")
     return name
-
-
-def _attention_backend(values: Values) -> AttentionBackend:
-    return cast(AttentionBackend, values.choice("model.attention_backend", ATTENTION_BACKENDS, "auto"))
 
 
 def _recompute(values: Values, node: str) -> Recompute | None:

@@ -82,8 +82,6 @@ def read_data(values: Values, t5: bool) -> Data:
 
     Parameters
     ----------
-    values
-        The configuration.
     t5
         Whether it is a T5's, to which the ends of documents mean nothing.
 

@@ -62,123 +62,99 @@ _DEFERRED = Irrelevant("it needs Apex's accumulation of gradients")
 
 _CALLBACK = "exp_manager.checkpoint_callback_params"
 
+
+def _each(node: str, names: str, status: Status) -> dict[str, Status]:
+    """Return the entries of several keys below a node that have one status."""
+    return dict.fromkeys((f"{node}.{name}" for name in names.split()), status)
+
+
 KEYS: dict[str, Status] = {
     # run: the launcher's own node
     "run.*": LAUNCHER,
     # trainer
-    "trainer.num_nodes": _IMPLEMENTED,
-    "trainer.devices": _IMPLEMENTED,
-    "trainer.accelerator": _IMPLEMENTED,
-    "trainer.precision": _IMPLEMENTED,
-    "trainer.max_steps": _IMPLEMENTED,
-    "trainer.max_time": _IMPLEMENTED,
+    **_each(
+        "trainer",
+        "num_nodes devices accelerator precision max_steps max_time log_every_n_steps "
+        "val_check_interval limit_val_batches gradient_clip_val",
+        _IMPLEMENTED,
+    ),
     "trainer.max_epochs": Refused((None, -1), "trainer.max_steps says how long to train"),
-    "trainer.log_every_n_steps": _IMPLEMENTED,
-    "trainer.val_check_interval": _IMPLEMENTED,
-    "trainer.limit_val_batches": _IMPLEMENTED,
     "trainer.limit_test_batches": Irrelevant("the test split is never evaluated"),
-    "trainer.gradient_clip_val": _IMPLEMENTED,
     "trainer.accumulate_grad_batches": Refused((1, None), "micro_batch_size already accumulates gradients"),
-    "trainer.logger": _LIGHTNING,
-    "trainer.enable_checkpointing": _LIGHTNING,
-    "trainer.use_distributed_sampler": _LIGHTNING,
-    "trainer.enable_progress_bar": _LIGHTNING,
-    "trainer.enable_model_summary": _LIGHTNING,
-    "trainer.num_sanity_val_steps": _LIGHTNING,
-    "trainer.benchmark": _LIGHTNING,
+    **_each(
+        "trainer",
+        "logger enable_checkpointing use_distributed_sampler enable_progress_bar enable_model_summary "
+        "num_sanity_val_steps benchmark",
+        _LIGHTNING,
+    ),
     # exp_manager
-    "exp_manager.explicit_log_dir": _IMPLEMENTED,
-    "exp_manager.exp_dir": Irrelevant("explicit_log_dir says where"),
-    "exp_manager.name": Irrelevant("explicit_log_dir says where"),
-    "exp_manager.resume_if_exists": _IMPLEMENTED,
-    "exp_manager.resume_ignore_no_checkpoint": _IMPLEMENTED,
-    "exp_manager.create_checkpoint_callback": _IMPLEMENTED,
-    "exp_manager.create_tensorboard_logger": _IMPLEMENTED,
+    **_each(
+        "exp_manager",
+        "explicit_log_dir resume_if_exists resume_ignore_no_checkpoint create_checkpoint_callback "
+        "create_tensorboard_logger max_time_per_run",
+        _IMPLEMENTED,
+    ),
+    **_each("exp_manager", "exp_dir name", Irrelevant("explicit_log_dir says where")),
     "exp_manager.create_wandb_logger": Refused((False, None), _WANDB.reason),
     "exp_manager.wandb_logger_kwargs.*": _WANDB,
-    "exp_manager.max_time_per_run": _IMPLEMENTED,
     "exp_manager.log_step_timing": Irrelevant("step times are always logged"),
     "exp_manager.step_timing_kwargs.sync_cuda": Irrelevant("step times are always synchronized"),
     "exp_manager.step_timing_kwargs.buffer_size": Irrelevant("step times are logged one by one"),
     "exp_manager.seconds_to_sleep": Irrelevant("nothing waits for a log directory to settle"),
-    f"{_CALLBACK}.dirpath": _IMPLEMENTED,
-    f"{_CALLBACK}.filename": _IMPLEMENTED,
-    f"{_CALLBACK}.every_n_train_steps": _IMPLEMENTED,
-    f"{_CALLBACK}.monitor": _IMPLEMENTED,
-    f"{_CALLBACK}.mode": _IMPLEMENTED,
-    f"{_CALLBACK}.save_top_k": _IMPLEMENTED,
+    **_each(
+        _CALLBACK,
+        "dirpath filename every_n_train_steps monitor mode save_top_k async_save",
+        _IMPLEMENTED,
+    ),
     f"{_CALLBACK}.save_last": Irrelevant("the newest checkpoint is always kept, and `latest` names it"),
     f"{_CALLBACK}.every_n_epochs": Refused((None, 0, 1), "every_n_train_steps says how often"),
     f"{_CALLBACK}.train_time_interval": Refused((None,), "every_n_train_steps says how often"),
     f"{_CALLBACK}.save_on_train_epoch_end": Refused((False, None), "every_n_train_steps says how often"),
     f"{_CALLBACK}.save_weights_only": Refused((False, None), "a training continues from all of its state"),
-    f"{_CALLBACK}.async_save": _IMPLEMENTED,
     f"{_CALLBACK}.filepath": Refused((None,), "dirpath and filename say where"),
     f"{_CALLBACK}.prefix": Irrelevant("filename is the whole name"),
     f"{_CALLBACK}.auto_insert_metric_name": Refused((True, None), "a name tells its values with their names"),
     f"{_CALLBACK}.verbose": Irrelevant("each checkpoint is logged"),
-    f"{_CALLBACK}.always_save_nemo": Refused((False, None), _NEMO_ARCHIVE),
     f"{_CALLBACK}.save_nemo_on_train_end": Irrelevant(f"{_NEMO_ARCHIVE}: the last checkpoint is like others"),
-    f"{_CALLBACK}.save_best_model": Refused((False, None), _NEMO_ARCHIVE),
+    **_each(_CALLBACK, "always_save_nemo save_best_model", Refused((False, None), _NEMO_ARCHIVE)),
     f"{_CALLBACK}.postfix": Irrelevant(_NEMO_ARCHIVE),
     f"{_CALLBACK}.model_parallel_size": Irrelevant("taken from the model's parallel sizes"),
     # NeMo's, at the root: the weights that a new training starts from
     "restore_from_path": _IMPLEMENTED,
     # resume: our own node
-    "resume.checkpoint": _IMPLEMENTED,
-    "resume.load_optimizer": _IMPLEMENTED,
-    "resume.lr_scale": _IMPLEMENTED,
-    "resume.data_generation": _IMPLEMENTED,
-    "resume.trust_owner": _IMPLEMENTED,
-    "resume.accept_data": _IMPLEMENTED,
+    **_each(
+        "resume",
+        "checkpoint load_optimizer lr_scale data_generation trust_owner accept_data",
+        _IMPLEMENTED,
+    ),
     # model: batches and parallelism
-    "model.micro_batch_size": _IMPLEMENTED,
-    "model.global_batch_size": _IMPLEMENTED,
-    "model.rampup_batch_size": _IMPLEMENTED,
-    "model.tensor_model_parallel_size": _IMPLEMENTED,
-    "model.pipeline_model_parallel_size": _IMPLEMENTED,
-    "model.virtual_pipeline_model_parallel_size": _IMPLEMENTED,
-    "model.context_parallel_size": _IMPLEMENTED,
-    "model.sequence_parallel": _IMPLEMENTED,
+    **_each(
+        "model",
+        "micro_batch_size global_batch_size rampup_batch_size tensor_model_parallel_size "
+        "pipeline_model_parallel_size virtual_pipeline_model_parallel_size context_parallel_size "
+        "sequence_parallel",
+        _IMPLEMENTED,
+    ),
     # model: architecture
     "model.mcore_gpt": Refused((True, None), "the model is megatron-core's"),
-    "model.encoder_seq_length": _IMPLEMENTED,
-    "model.max_position_embeddings": _IMPLEMENTED,
-    "model.num_layers": _IMPLEMENTED,
-    "model.hidden_size": _IMPLEMENTED,
-    "model.ffn_hidden_size": _IMPLEMENTED,
-    "model.num_attention_heads": _IMPLEMENTED,
-    "model.num_query_groups": _IMPLEMENTED,
-    "model.kv_channels": _IMPLEMENTED,
-    "model.init_method_std": _IMPLEMENTED,
-    "model.use_scaled_init_method": _IMPLEMENTED,
-    "model.hidden_dropout": _IMPLEMENTED,
-    "model.attention_dropout": _IMPLEMENTED,
+    **_each(
+        "model",
+        "encoder_seq_length max_position_embeddings num_layers hidden_size ffn_hidden_size "
+        "num_attention_heads num_query_groups kv_channels init_method_std use_scaled_init_method "
+        "hidden_dropout attention_dropout layernorm_epsilon layernorm_zero_centered_gamma normalization "
+        "activation openai_gelu bias position_embedding_type rotary_percentage rotary_base "
+        "rotary_interleaved seq_len_interpolation_factor scale_positional_embedding scale_factor "
+        "share_embeddings_and_output_weights make_vocab_size_divisible_by override_vocab_size "
+        "normalize_attention_scores seed",
+        _IMPLEMENTED,
+    ),
     "model.ffn_dropout": Refused((0, 0.0, None), "megatron-core's MLP has no dropout of its own"),
-    "model.layernorm_epsilon": _IMPLEMENTED,
-    "model.layernorm_zero_centered_gamma": _IMPLEMENTED,
-    "model.normalization": _IMPLEMENTED,
-    "model.activation": _IMPLEMENTED,
-    "model.openai_gelu": _IMPLEMENTED,
-    "model.bias": _IMPLEMENTED,
-    "model.position_embedding_type": _IMPLEMENTED,
-    "model.rotary_percentage": _IMPLEMENTED,
-    "model.rotary_base": _IMPLEMENTED,
-    "model.rotary_interleaved": _IMPLEMENTED,
-    "model.seq_len_interpolation_factor": _IMPLEMENTED,
-    "model.scale_positional_embedding": _IMPLEMENTED,
-    "model.scale_factor": _IMPLEMENTED,
     "model.low_freq_factor": Refused((1, 1.0, None), _ROPE_SCALING),
     "model.high_freq_factor": Refused((4, 4.0, None), _ROPE_SCALING),
     "model.old_context_len": Refused((8192, None), _ROPE_SCALING),
-    "model.share_embeddings_and_output_weights": _IMPLEMENTED,
-    "model.make_vocab_size_divisible_by": _IMPLEMENTED,
-    "model.override_vocab_size": _IMPLEMENTED,
-    "model.use_flash_attention": _LEGACY,
     "model.use_emha": Refused((False, None), "NeMo has it not either"),
     "model.attention_type": Refused(("multihead", None), "megatron-core's GPT has no other"),
     "model.transformer_block_type": Refused(("pre_ln", None), "megatron-core's GPT has no other"),
-    "model.normalize_attention_scores": _IMPLEMENTED,
     "model.headscale": Refused((False, None), "megatron-core's GPT has no such option"),
     "model.pre_process": Refused((True, None), "the first pipeline stage has the embeddings"),
     "model.post_process": Refused((True, None), "the last pipeline stage has the head"),
@@ -188,140 +164,98 @@ KEYS: dict[str, Status] = {
     ),
     "model.fp16_lm_cross_entropy": Refused((False, None), "the loss is computed in 32 bits"),
     "model.persist_layer_norm": Irrelevant("a kernel of Apex"),
-    "model.seed": _IMPLEMENTED,
     "model.use_cpu_initialization": Implemented(on_cpu="weights are made where they live"),
     "model.resume_from_checkpoint": Refused((None,), "exp_manager.resume_if_exists continues a run"),
     # model: precision
     "model.megatron_amp_O2": _IMPLEMENTED,
-    **dict.fromkeys(
-        ("model.native_amp_init_scale", "model.native_amp_growth_interval", "model.hysteresis"), _FP16_OFF
-    ),
-    **dict.fromkeys(
-        (
-            "model.fp8",
-            "model.fp8_e4m3",
-            "model.fp8_hybrid",
-            "model.fp8_margin",
-            "model.fp8_amax_history_len",
-            "model.fp8_amax_compute_algo",
-            "model.fp8_wgrad",
-            # A key of ours: NeMo's mean delayed scaling.
-            "model.fp8_recipe",
-        ),
+    **_each("model", "native_amp_init_scale native_amp_growth_interval hysteresis", _FP16_OFF),
+    # `fp8_recipe` is ours: NeMo's keys mean delayed scaling.
+    **_each(
+        "model",
+        "fp8 fp8_e4m3 fp8_hybrid fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad fp8_recipe",
         _FP8,
     ),
     "model.fp8_interval": Irrelevant("Transformer Engine scales in each step"),
     "model.fp8_params": Refused((False, None), "weights are kept in bf16"),
     # model: experts, and attention of other kinds
     "model.name": Irrelevant("a specification of NeMo's layers"),
-    "model.num_moe_experts": Refused((None, 0), _EXPERTS),
-    "model.expert_model_parallel_size": Refused((1, None), _EXPERTS),
-    "model.expert_tensor_parallel_size": Refused((1, None), _EXPERTS),
-    "model.multi_latent_attention": Refused((False, None), _ATTENTION),
+    **_each("model", "num_moe_experts mtp_num_layers", Refused((None, 0), _EXPERTS)),
+    **_each("model", "expert_model_parallel_size expert_tensor_parallel_size", Refused((1, None), _EXPERTS)),
+    **_each("model", "multi_latent_attention qk_layernorm", Refused((False, None), _ATTENTION)),
     "model.window_size": Refused((None,), _ATTENTION),
-    "model.qk_layernorm": Refused((False, None), _ATTENTION),
-    "model.mtp_num_layers": Refused((None, 0), _EXPERTS),
     # model: fusions and communication
     "model.transformer_engine": Implemented(
         on_cpu="Transformer Engine needs CUDA: megatron-core's local layers"
     ),
-    # Values of ours beside NeMo's auto and local.
-    "model.attention_backend": _IMPLEMENTED,
+    # `attention_backend` has values of ours beside NeMo's auto and local.
+    **_each(
+        "model",
+        "attention_backend bias_dropout_add_fusion cross_entropy_loss_fusion deterministic_mode "
+        "distributed_timeout_minutes distributed_timeout_seconds_after_init gc_interval",
+        _IMPLEMENTED,
+    ),
     "model.bias_activation_fusion": Implemented(on_cpu="megatron-core's fused functions are slower on CPUs"),
-    "model.bias_dropout_add_fusion": _IMPLEMENTED,
     "model.masked_softmax_fusion": Irrelevant("a kernel of Apex"),
     "model.gradient_accumulation_fusion": Implemented(on_cpu="kernels of Transformer Engine and Apex"),
     "model.apply_rope_fusion": Implemented(on_cpu="Transformer Engine's kernels need CUDA"),
-    "model.cross_entropy_loss_fusion": _IMPLEMENTED,
-    **dict.fromkeys(("model.defer_embedding_wgrad_compute", "model.wgrad_deferral_limit"), _DEFERRED),
-    "model.deterministic_mode": _IMPLEMENTED,
-    "model.distributed_timeout_minutes": _IMPLEMENTED,
-    "model.distributed_timeout_seconds_after_init": _IMPLEMENTED,
+    **_each("model", "defer_embedding_wgrad_compute wgrad_deferral_limit", _DEFERRED),
     "model.ub_tp_comm_overlap": Implemented(on_cpu="Transformer Engine's exchanges need CUDA"),
-    "model.grad_div_ar_fusion": _BUCKETS,
-    "model.grad_allreduce_chunk_size_mb": _BUCKETS,
-    "model.gradient_as_bucket_view": _BUCKETS,
-    "model.optim.bucket_cap_mb": _BUCKETS,
-    "model.optim.contiguous_grad_buffer": _BUCKETS,
-    "model.optim.contiguous_param_buffer": _BUCKETS,
-    "model.optim.overlap_grad_sync": _IMPLEMENTED,
-    "model.optim.overlap_param_sync": Implemented(on_cpu=_NO_GATHER),
-    "model.optim.ddp_bucket_size": _IMPLEMENTED,
-    "model.optim.align_grad_reduce": _IMPLEMENTED,
-    "model.optim.align_param_gather": Implemented(on_cpu=_NO_GATHER),
+    **_each("model", "grad_div_ar_fusion grad_allreduce_chunk_size_mb gradient_as_bucket_view", _BUCKETS),
+    **_each("model.optim", "bucket_cap_mb contiguous_grad_buffer contiguous_param_buffer", _BUCKETS),
+    **_each("model.optim", "overlap_grad_sync ddp_bucket_size align_grad_reduce", _IMPLEMENTED),
+    **_each("model.optim", "overlap_param_sync align_param_gather", Implemented(on_cpu=_NO_GATHER)),
     "model.optim.average_in_collective": Implemented(on_cpu="gloo has sums alone"),
-    **dict.fromkeys(("model.batch_p2p_comm", "model.sync_batch_comm"), _STAGES),
+    **_each("model", "batch_p2p_comm sync_batch_comm", _STAGES),
     "model.overlap_p2p_comm": Implemented(on_cpu="gloo exchanges between pipeline stages one after another"),
     "model.sharp": Refused((False, None), "SHARP is not in this version"),
-    **dict.fromkeys(("model.onnx_safe", "model.apex_transformer_log_level"), _LEGACY),
-    "model.gc_interval": _IMPLEMENTED,
+    **_each("model", "onnx_safe apex_transformer_log_level use_flash_attention", _LEGACY),
     # Megatron-LM's: a mean over the unmasked tokens of a global batch, and not one of micro batches' means.
     "model.calculate_per_token_loss": Refused((True, None), "every token of a global batch weighs the same"),
     # model: recomputing activations
-    "model.activations_checkpoint_granularity": _IMPLEMENTED,
-    "model.activations_checkpoint_method": _IMPLEMENTED,
-    "model.activations_checkpoint_num_layers": _IMPLEMENTED,
-    "model.num_micro_batches_with_partial_activation_checkpoints": Refused((None, 0), _LEGACY.reason),
-    "model.activations_checkpoint_layers_per_pipeline": Refused((None, 0), _LEGACY.reason),
+    **_each(
+        "model",
+        "activations_checkpoint_granularity activations_checkpoint_method activations_checkpoint_num_layers",
+        _IMPLEMENTED,
+    ),
+    **_each(
+        "model",
+        "num_micro_batches_with_partial_activation_checkpoints activations_checkpoint_layers_per_pipeline",
+        Refused((None, 0), _LEGACY.reason),
+    ),
     # model: FSDP and profiling
     "model.fsdp": Refused((False, None), "FSDP is not in this version"),
-    **dict.fromkeys(
-        ("model.fsdp_sharding_strategy", "model.fsdp_grad_reduce_dtype", "model.fsdp_sharded_checkpoint"),
-        _FSDP_OFF,
-    ),
-    **dict.fromkeys(("model.nsys_profile", "model.torch_profile", "model.memory_profile"), _NO_PROFILE),
-    **{
-        f"model.nsys_profile.{name}": _NSYS
-        for name in ("enabled", "start_step", "end_step", "ranks", "gen_shape")
-    },
+    **_each("model", "fsdp_sharding_strategy fsdp_grad_reduce_dtype fsdp_sharded_checkpoint", _FSDP_OFF),
+    **_each("model", "nsys_profile torch_profile memory_profile", _NO_PROFILE),
+    **_each("model.nsys_profile", "enabled start_step end_step ranks gen_shape", _NSYS),
     "model.nsys_profile.trace": LAUNCHER,
     # A node of ours: NeMo 1.0 has none for torch.profiler.
-    **{
-        f"model.torch_profile.{name}": _IMPLEMENTED for name in ("enabled", "start_step", "end_step", "ranks")
-    },
-    **{
-        f"model.memory_profile.{name}": _MEMORY
-        for name in ("enabled", "start_step", "end_step", "rank", "output_path")
-    },
+    **_each("model.torch_profile", "enabled start_step end_step ranks", _IMPLEMENTED),
+    **_each("model.memory_profile", "enabled start_step end_step rank output_path", _MEMORY),
     # model: tokenizer
-    "model.tokenizer.library": _IMPLEMENTED,
-    "model.tokenizer.type": _IMPLEMENTED,
-    "model.tokenizer.vocab_file": _IMPLEMENTED,
-    "model.tokenizer.merge_file": _IMPLEMENTED,
-    "model.tokenizer.model": _IMPLEMENTED,
-    "model.tokenizer.use_fast": _TEXT,
-    "model.tokenizer.sentencepiece_legacy": _TEXT,
+    **_each("model.tokenizer", "library type vocab_file merge_file model", _IMPLEMENTED),
+    **_each("model.tokenizer", "use_fast sentencepiece_legacy", _TEXT),
     "model.tokenizer.delimiter": Refused((None,), "only tabular data has one"),
     # model: optimizer
-    "model.optim.name": _IMPLEMENTED,
-    "model.optim.lr": _IMPLEMENTED,
-    "model.optim.weight_decay": _IMPLEMENTED,
-    "model.optim.betas": _IMPLEMENTED,
-    "model.optim.eps": _IMPLEMENTED,
-    "model.optim.sched.name": _IMPLEMENTED,
-    "model.optim.sched.warmup_steps": _IMPLEMENTED,
-    "model.optim.sched.warmup_ratio": _IMPLEMENTED,
-    "model.optim.sched.constant_steps": _IMPLEMENTED,
-    "model.optim.sched.constant_ratio": _IMPLEMENTED,
-    "model.optim.sched.min_lr": _IMPLEMENTED,
-    "model.optim.sched.max_steps": _IMPLEMENTED,
+    **_each("model.optim", "name lr weight_decay betas eps", _IMPLEMENTED),
+    **_each(
+        "model.optim.sched",
+        "name warmup_steps warmup_ratio constant_steps constant_ratio min_lr max_steps",
+        _IMPLEMENTED,
+    ),
     "model.optim.sched.last_epoch": Refused((-1, None), "the completed steps say where the schedule stands"),
     "model.do_layer_norm_weight_decay": _IMPLEMENTED,
     # model: data
-    "model.data.data_impl": _IMPLEMENTED,
-    "model.data.data_prefix": _IMPLEMENTED,
-    "model.data.data_prefix.train": _IMPLEMENTED,
-    "model.data.data_prefix.validation": _IMPLEMENTED,
+    **_each(
+        "model.data",
+        "data_impl data_prefix splits_string seq_length eod_mask_loss reset_position_ids "
+        "reset_attention_mask index_mapping_dir",
+        _IMPLEMENTED,
+    ),
+    **_each("model.data.data_prefix", "train validation", _IMPLEMENTED),
     "model.data.data_prefix.test": Irrelevant("the test split is never evaluated"),
-    "model.data.splits_string": _IMPLEMENTED,
-    "model.data.seq_length": _IMPLEMENTED,
-    "model.data.eod_mask_loss": _IMPLEMENTED,
-    "model.data.reset_position_ids": _IMPLEMENTED,
-    "model.data.reset_attention_mask": _IMPLEMENTED,
     "model.get_attention_mask_from_fusion": Irrelevant("reset_attention_mask says whether there is a mask"),
     "model.data.dataloader_type": Refused(("single", None), "samples come in one seeded order"),
     "model.data.num_workers": Irrelevant("samples are read from mapped memory as they are needed"),
-    "model.data.index_mapping_dir": _IMPLEMENTED,
     "model.data.skip_warmup": Irrelevant("files are mapped into memory and read where they are needed"),
 }
 
@@ -343,59 +277,26 @@ _T5_ALONE = "megatron-core 0.16's T5Model has none"
 _ONE_CHUNK = "the embeddings and the head are where both stacks are"
 
 # The keys of one stack: model.<name> of a GPT, model.encoder.<name> and model.decoder.<name> of a T5.
-_OF_A_STACK = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "kv_channels",
-    "init_method_std",
-    "use_scaled_init_method",
-    "hidden_dropout",
-    "attention_dropout",
-    "ffn_dropout",
-    "layernorm_epsilon",
-    "layernorm_zero_centered_gamma",
-    "normalization",
-    "activation",
-    "openai_gelu",
-    "bias",
-    "position_embedding_type",
-    "rotary_percentage",
-    "rotary_base",
-    "transformer_block_type",
-    "normalize_attention_scores",
-    "headscale",
-    "apply_query_key_layer_scaling",
-    "fp32_residual_connection",
-    "persist_layer_norm",
-    "bias_activation_fusion",
-    "bias_dropout_add_fusion",
-    "masked_softmax_fusion",
-    "onnx_safe",
-    "grad_div_ar_fusion",
-    "activations_checkpoint_granularity",
-    "activations_checkpoint_method",
-    "activations_checkpoint_num_layers",
-)
+_OF_A_STACK = """
+    num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels
+    init_method_std use_scaled_init_method hidden_dropout attention_dropout ffn_dropout layernorm_epsilon
+    layernorm_zero_centered_gamma normalization activation openai_gelu bias position_embedding_type
+    rotary_percentage rotary_base transformer_block_type normalize_attention_scores headscale
+    apply_query_key_layer_scaling fp32_residual_connection persist_layer_norm bias_activation_fusion
+    bias_dropout_add_fusion masked_softmax_fusion onnx_safe grad_div_ar_fusion
+    activations_checkpoint_granularity activations_checkpoint_method activations_checkpoint_num_layers
+"""
 _OF_A_GPT = (
-    *(f"model.{name}" for name in _OF_A_STACK),
-    "model.mcore_gpt",
-    "model.encoder_seq_length",
-    "model.share_embeddings_and_output_weights",
-    "model.attention_type",
-    "model.num_micro_batches_with_partial_activation_checkpoints",
+    *(f"model.{name}" for name in _OF_A_STACK.split()),
+    *("model.mcore_gpt", "model.encoder_seq_length", "model.share_embeddings_and_output_weights"),
+    *("model.attention_type", "model.num_micro_batches_with_partial_activation_checkpoints"),
     "model.activations_checkpoint_layers_per_pipeline",
-    "model.data.eod_mask_loss",
-    "model.data.reset_position_ids",
-    "model.data.reset_attention_mask",
+    *(f"model.data.{name}" for name in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")),
 )
 _OF_A_T5_STACK: dict[str, Status] = {
-    **{name: KEYS[f"model.{name}"] for name in _OF_A_STACK},
+    **{name: KEYS[f"model.{name}"] for name in _OF_A_STACK.split()},
     "arch": Refused(("transformer", None), _T5_ALONE),
-    "relative_attention_num_buckets": _IMPLEMENTED,
-    "relative_attention_max_distance": _IMPLEMENTED,
+    **dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"), _IMPLEMENTED),
     "relative_position_bias_self_attention_only": Refused((True, None), _T5_ALONE),
 }
 
@@ -403,12 +304,9 @@ T5_KEYS: dict[str, Status] = {
     **{key: status for key, status in KEYS.items() if key not in _OF_A_GPT},
     **{f"{node}.{name}": status for node in (ENCODER, DECODER) for name, status in _OF_A_T5_STACK.items()},
     "model.mcore_t5": Refused((True, None), "the model is megatron-core's"),
-    "model.seq_length": _IMPLEMENTED,
+    **_each("model", "seq_length share_decoder_tokens_head_embeddings tokens_head_bias", _IMPLEMENTED),
     "model.share_token_embeddings": Refused((True, None), _T5_ALONE),
-    "model.share_decoder_tokens_head_embeddings": _IMPLEMENTED,
-    "model.tokens_head_bias": _IMPLEMENTED,
-    "model.pre_process": Refused((True, None), _ONE_CHUNK),
-    "model.post_process": Refused((True, None), _ONE_CHUNK),
+    **_each("model", "pre_process post_process", Refused((True, None), _ONE_CHUNK)),
     # model: parallelism
     "model.pipeline_model_parallel_size": Refused(
         (1, None), "megatron-core 0.16 has no pipeline for a T5, whose encoder and decoder would share it"
@@ -419,12 +317,9 @@ T5_KEYS: dict[str, Status] = {
     # model: tokenizer and data
     "model.tokenizer.num_sentinel_tokens": _IMPLEMENTED,
     "model.override_vocab_size": Refused((None,), "the sentinels follow the tokenizer's own tokens"),
-    "model.data.seq_length_dec": _IMPLEMENTED,
-    "model.data.masked_lm_prob": _IMPLEMENTED,
-    "model.data.mean_ngram_size": _IMPLEMENTED,
+    **_each("model.data", "seq_length_dec masked_lm_prob mean_ngram_size", _IMPLEMENTED),
     "model.data.dataset_type": Refused(("t5", None), "only T5's span corruption is in this version"),
-    "model.data.geometric_dist": _SPANS,
-    "model.data.max_ngram_size": _SPANS,
+    **_each("model.data", "geometric_dist max_ngram_size", _SPANS),
     "model.data.whole_word_masking": Irrelevant("spans are of tokens, as in the paper"),
     "model.data.short_seq_prob": Refused(
         (0, 0.0, None), "all sequences have the same length, as in the paper"

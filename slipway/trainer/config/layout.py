@@ -16,7 +16,7 @@ from slipway.common.errors import UserError
 from slipway.trainer.config.fp8 import check_shapes
 from slipway.trainer.config.parallel import PIPELINE, VIRTUAL
 from slipway.trainer.config.settings import Settings
-from slipway.trainer.config.t5 import DECODER, ENCODER
+from slipway.trainer.config.t5 import DECODER, ENCODER, check_tensor
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def make_layout(settings: Settings, world: int) -> Layout:
     _check_world(settings, world)
     if not divides_world(sizes, nodes=1):
         raise UserError(f"{_named_sizes(settings)}: expected a divisor of the {world} processes")
-    _check_tensor(settings, parallel.tensor)
+    check_tensor(parallel.tensor, "model", settings.architecture, {})
     _check_stages(settings)
     _check_sequence(settings)
     _check_fp8(settings)
@@ -119,20 +119,6 @@ def _check_world(settings: Settings, world: int) -> None:
             f"trainer.num_nodes={nodes} times trainer.devices={devices} is "
             f"{nodes * devices} processes, but {world} were started (WORLD_SIZE)"
         )
-
-
-def _check_tensor(settings: Settings, tensor: int) -> None:
-    shape = settings.architecture
-    divided = {
-        "model.num_attention_heads": shape.num_attention_heads,
-        "model.num_query_groups": shape.num_query_groups,
-        "model.ffn_hidden_size": shape.ffn_hidden_size,
-    }
-    for key, value in divided.items():
-        if value % tensor:
-            raise UserError(
-                f"{key}={value}: expected a multiple of model.tensor_model_parallel_size={tensor}"
-            )
 
 
 def _check_stages(settings: Settings) -> None:

@@ -17,8 +17,6 @@ def load_config(directory: Path, name: str, *others: str) -> dict[str, Any]:
 
     Parameters
     ----------
-    directory, name
-        The file.
     others
         Further root keys, which the file must have.
 

@@ -43,10 +43,6 @@ def read_profiling(values: Values, max_steps: int, ranks: int | None) -> Profili
 
     Parameters
     ----------
-    values
-        The configuration.
-    max_steps
-        Steps of the training.
     ranks
         Ranks of the training, None if only the job knows.
 

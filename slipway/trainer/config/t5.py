@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.common.errors import UserError
-from slipway.trainer.config.architecture import Architecture, read_stack
+from slipway.trainer.config.architecture import Architecture, max_positions, read_stack
 from slipway.trainer.config.values import Values
 
 ENCODER = "model.encoder"
 DECODER = "model.decoder"
 POSITIONS = ("learned_absolute", "rope", "relative")
-_POSITIONS_KEY = "model.max_position_embeddings"
 # Raffel et al. 2019, section 3.3.4: the mean length of a span in the paper's baseline.
 _MEAN_SPAN = 3.0
 
@@ -64,10 +63,8 @@ def read_stacks(values: Values) -> tuple[Architecture, Architecture]:
     if values.integer("model.data.seq_length", length, minimum=1) != length:
         values.fail("model.data.seq_length", f"the same as model.seq_length={length}")
     longest = max(length, target_length)
-    positions = values.integer(_POSITIONS_KEY, longest, minimum=1)
-    if positions < longest:
-        key = "model.seq_length" if longest == length else "model.data.seq_length_dec"
-        values.fail(_POSITIONS_KEY, f"at least {key}={longest}")
+    key = "model.seq_length" if longest == length else "model.data.seq_length_dec"
+    positions = max_positions(values, key, longest)
     tied = values.flag("model.share_decoder_tokens_head_embeddings", True)
     encoder = read_stack(values, ENCODER, length, positions, POSITIONS, tied)
     decoder = read_stack(values, DECODER, target_length, positions, POSITIONS, tied)
@@ -76,7 +73,7 @@ def read_stacks(values: Values) -> tuple[Architecture, Architecture]:
     sequence = values.flag("model.sequence_parallel", False)
     lengths = {"model.seq_length": length, "model.data.seq_length_dec": target_length} if sequence else {}
     for node, stack in ((ENCODER, encoder), (DECODER, decoder)):
-        _check_tensor(tensor, {**_divided(node, stack), **lengths})
+        check_tensor(tensor, node, stack, lengths)
         if stack.position == "relative" and stack.recompute:
             # What is recomputed would go back through the positions' one graph once for each layer.
             values.fail(
@@ -124,16 +121,14 @@ def _check_agreement(encoder: Architecture, decoder: Architecture) -> None:
             raise UserError(f"{DECODER}.{name}={second}: expected the same as {ENCODER}.{name}={first}")
 
 
-def _divided(node: str, stack: Architecture) -> dict[str, int]:
-    """Return what tensor-parallel ranks share of a stack."""
-    return {
+def check_tensor(tensor: int, node: str, stack: Architecture, more: Mapping[str, int]) -> None:
+    """Check that tensor-parallel ranks can share a stack, and `more` besides."""
+    divided = {
         f"{node}.num_attention_heads": stack.num_attention_heads,
         f"{node}.num_query_groups": stack.num_query_groups,
         f"{node}.ffn_hidden_size": stack.ffn_hidden_size,
+        **more,
     }
-
-
-def _check_tensor(tensor: int, divided: Mapping[str, int]) -> None:
     for key, value in divided.items():
         if value % tensor:
             raise UserError(

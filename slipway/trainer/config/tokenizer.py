@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from slipway.trainer.config.values import Values
 
 _NODE = "model.tokenizer"
-LIBRARIES = ("megatron", "sentencepiece", "huggingface")
+Library = Literal["megatron", "sentencepiece", "huggingface"]
 WORDPIECES = ("BertWordPieceCase", "BertWordPieceLowerCase")
 MEGATRON_TYPES = ("GPT2BPETokenizer", *WORDPIECES)
 
@@ -33,7 +33,7 @@ class Tokenizer:
         parallelism divides.
     """
 
-    library: Literal["megatron", "sentencepiece", "huggingface"] = "megatron"
+    library: Library = "megatron"
     name: str = "GPT2BPETokenizer"
     model: Path | None = None
     vocab_file: Path | None = None
@@ -49,14 +49,10 @@ def read_tokenizer(values: Values) -> Tokenizer:
     UserError
         If a value is invalid.
     """
-    library = values.choice(f"{_NODE}.library", LIBRARIES, "megatron")
+    library = values.choice(f"{_NODE}.library", get_args(Library), "megatron")
     override = "model.override_vocab_size"
     return Tokenizer(
-        library="sentencepiece"
-        if library == "sentencepiece"
-        else "huggingface"
-        if library == "huggingface"
-        else "megatron",
+        library=cast(Library, library),
         name=_name(values, library),
         model=_path(values, f"{_NODE}.model"),
         vocab_file=_path(values, f"{_NODE}.vocab_file"),

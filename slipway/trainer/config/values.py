@@ -30,11 +30,11 @@ class Values:
         """Return a whole number."""
         value = self._number(key, default)
         if value != int(value):
-            self._fail(key, "a whole number")
+            self.fail(key, "a whole number")
         if int(value).bit_length() > _MOST_BITS:
-            self._fail(key, f"a whole number below 2^{_MOST_BITS}")
+            self.fail(key, f"a whole number below 2^{_MOST_BITS}")
         if minimum is not None and value < minimum:
-            self._fail(key, f"a whole number of at least {minimum}")
+            self.fail(key, f"a whole number of at least {minimum}")
         return int(value)
 
     def number(
@@ -43,30 +43,30 @@ class Values:
         """Return a finite real number; strings such as '1e-5', which YAML 1.1 leaves as text, are read."""
         value = self._number(key, default)
         if minimum is not None and value < minimum:
-            self._fail(key, f"a number of at least {minimum:g}")
+            self.fail(key, f"a number of at least {minimum:g}")
         if below is not None and value >= below:
-            self._fail(key, f"a number below {below:g}")
+            self.fail(key, f"a number below {below:g}")
         return value
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         """Return True or False."""
         value = self._value(key, default)
         if not isinstance(value, bool):
-            self._fail(key, "True or False")
+            self.fail(key, "True or False")
         return value
 
     def text(self, key: str, default: Any = _REQUIRED) -> str:
         """Return a non-empty string, which may be a path."""
         value = self._value(key, default)
         if not isinstance(value, str) or not value or "\0" in value:
-            self._fail(key, "a non-empty string")
+            self.fail(key, "a non-empty string")
         return value
 
     def choice(self, key: str, valid: Sequence[str], default: Any = _REQUIRED) -> str:
         """Return one of `valid`."""
         value = str(self._value(key, default))
         if value not in valid:
-            self._fail(key, f"one of {', '.join(valid)}{suggest(value, valid)}")
+            self.fail(key, f"one of {', '.join(valid)}{suggest(value, valid)}")
         return value
 
     def is_set(self, key: str) -> bool:
@@ -75,7 +75,7 @@ class Values:
 
     def fail(self, key: str, expected: str) -> NoReturn:
         """Raise the error for a value that is not `expected`."""
-        self._fail(key, expected)
+        raise UserError(f"{key}={self._flat.get(key)!r}: expected {expected}")
 
     def _number(self, key: str, default: Any) -> float:
         value = self._value(key, default)
@@ -83,12 +83,12 @@ class Values:
             try:
                 value = float(value)
             except ValueError:
-                self._fail(key, "a number")
+                self.fail(key, "a number")
         # Neither infinite nor nan, nor a whole number that is no float.
         if isinstance(value, bool) or not (
             isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
         ):
-            self._fail(key, "a number")
+            self.fail(key, "a number")
         # A Python int may exceed what a float holds exactly; counts of samples and tokens stay integers.
         return value
 
@@ -99,6 +99,3 @@ class Values:
         if default is _REQUIRED:
             raise UserError(f"{key} is missing: it has no default")
         return default
-
-    def _fail(self, key: str, expected: str) -> NoReturn:
-        raise UserError(f"{key}={self._flat.get(key)!r}: expected {expected}")

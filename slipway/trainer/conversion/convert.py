@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,7 @@ def chosen(conversion: Conversion) -> list[Checkpoint]:
 
 
 def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result:
-    """Convert a checkpoint of ours.
+    """Convert a checkpoint of ours, and compare the result with it if so asked.
 
     Raises
     ------
@@ -194,32 +194,15 @@ def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result
     result = _convert_checkpoint(conversion, checkpoint)
     if not conversion.check.enabled or conversion.to != "huggingface":
         return result
-    return checked(result, conversion, checkpoint.path, lambda: describe(conversion, checkpoint))
-
-
-def checked(
-    result: Result, conversion: Conversion, weights: Path, describe_model: Callable[[], Description]
-) -> Result:
-    """Compare a converted model with ours, unless there is a report of the same text already.
-
-    Parameters
-    ----------
-    result
-        The directory in Hugging Face's format.
-    conversion
-        What was asked for.
-    weights
-        The directory of the checkpoint's files.
-    describe_model
-        Returns the model's description.
-    """
     # Imported late: a conversion without it needs neither transformers nor megatron-core.
     from slipway.trainer.conversion import check
 
-    options = conversion.check
-    is_equal = check.verdict(result.output, options.text, options.sequences)
+    text, sequences = conversion.check.text, conversion.check.sequences
+    # There may be a report of the same text already.
+    is_equal = check.verdict(result.output, text, sequences)
     if is_equal is None:
-        is_equal = check.check(weights, result.output, describe_model(), options.text, options.sequences)
+        description = describe(conversion, checkpoint)
+        is_equal = check.check(checkpoint.path, result.output, description, text, sequences)
     return replace(result, is_equal=is_equal)
 
 
@@ -293,8 +276,6 @@ class OutputDirectory:
 
         Parameters
         ----------
-        entries
-            The weights.
         description
             The model, if Hugging Face's files are written beside them.
         origin

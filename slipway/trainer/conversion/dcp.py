@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from slipway.common.errors import UserError
-from slipway.trainer.checkpoint.tensor_files import TensorFiles, TensorInfo
+from slipway.trainer.checkpoint.tensor_files import Index, TensorFiles
 from slipway.trainer.conversion.wrappers import plain_names
 
 # Under which keys programs save a model, and under which what is not one.
@@ -39,7 +39,7 @@ _OTHERS = frozenset(
 _Keys = tuple[str | int, ...]
 
 
-class DcpFiles:
+class DcpFiles(TensorFiles):
     """The weights of a model in a DCP directory, under the model's names.
 
     Parameters
@@ -54,29 +54,18 @@ class DcpFiles:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._files = TensorFiles(directory)
-        everything = self._files.tensors()
+        super().__init__(directory)
+        everything = self._infos
         if not everything:
             raise UserError(f"{directory} holds no tensor")
-        keys = _model_keys({name: self._files.keys(name) for name in everything}, directory)
+        keys = _model_keys({name: self.keys(name) for name in everything}, directory)
         plain = plain_names(keys.values(), directory)
         self._names = {plain[key]: name for name, key in keys.items()}
         self._infos = {short: everything[name] for short, name in self._names.items()}
 
-    def __enter__(self) -> DcpFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.__exit__()
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return all tensors by name."""
-        return self._infos
-
-    def read(self, name: str) -> torch.Tensor:
-        """Return one of :meth:`tensors`."""
-        return self._files.read(self._names[name])
+    def read(self, name: str, index: Index = None) -> torch.Tensor:
+        """Return one of :meth:`tensors`, or a part of it."""
+        return super().read(self._names[name], index)
 
 
 def _model_keys(paths: Mapping[str, _Keys], directory: Path) -> dict[str, str]:

@@ -109,19 +109,15 @@ class DeepSpeedFiles:
         shapes = _shapes(self._models[0], model["param_shapes"])
         paths = self._files(_OPTIMIZER, "*_optim_states.pt")
         states = [self._state(path, len(paths)) for path in paths]
-        if _FLAT_GROUPS in states[0]:
-            weights |= self._frozen(model, self._models)
-            weights |= self._scattered(
-                shapes, [_vectors(*each, _FLAT_GROUPS) for each in zip(paths, states, strict=True)]
-            )
-        else:
-            weights |= self._frozen(model, self._models[:1])
-            parts = [_vectors(*each, _PARTITIONS) for each in zip(paths, states, strict=True)]
-            weights |= self._partitioned(shapes, parts)
+        is_stage_3 = _FLAT_GROUPS in states[0]
+        key = _FLAT_GROUPS if is_stage_3 else _PARTITIONS
+        parts = [_vectors(path, state, key) for path, state in zip(paths, states, strict=True)]
+        weights |= self._frozen(model, self._models if is_stage_3 else self._models[:1])
+        weights |= self._scattered(shapes, parts) if is_stage_3 else self._partitioned(shapes, parts)
         for alias, name in dict(model.get("shared_params") or {}).items():
             if name in weights:
                 weights[alias] = weights[name]
-        return weights if _FLAT_GROUPS in states[0] else weights | _others(module, weights)
+        return weights if is_stage_3 else weights | _others(module, weights)
 
     def _state(self, path: Path, count: int) -> dict[str, Any]:
         """Return a rank's optimizer state, which knows how many ranks there were."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
 
 import torch
 
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description
-from slipway.trainer.checkpoint.tensor_files import Index, TensorInfo
+from slipway.trainer.checkpoint.tensor_files import TensorFiles, TensorInfo
 from slipway.trainer.conversion.safetensors_files import Entry
 from slipway.trainer.conversion.sources import Source
 from slipway.trainer.conversion.weight_map import Row, depths_of, rows_of
@@ -23,18 +22,8 @@ _MASTERS = ("optimizer.state.fp32_param.", "optimizer.state.param.")
 _EXTRA = "_extra_state"
 
 
-class Weights(Protocol):
-    """Weights by name, of which a layer or all of a tensor is read at once."""
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return all tensors by name."""
-
-    def read(self, name: str, index: Index = None) -> torch.Tensor:
-        """Return a tensor, or a layer of stacked ones."""
-
-
 def model_entries(
-    weights: Weights, description: Description, dtype: torch.dtype | None, origin: str
+    weights: TensorFiles, description: Description, dtype: torch.dtype | None, origin: str
 ) -> list[Entry]:
     """Return the tensors of Hugging Face's model, in its order.
 
@@ -103,7 +92,7 @@ def total_bytes(entries: list[Entry]) -> int:
     return sum(entry.info.size_bytes for entry in entries)
 
 
-def note_on_masters(weights: Weights, dtype: torch.dtype | None) -> str | None:
+def note_on_masters(weights: TensorFiles, dtype: torch.dtype | None) -> str | None:
     """Return from where 32-bit weights of a model in 16 bits are taken; None if there is nothing to say."""
     infos = weights.tensors()
     halves = [name for name, info in infos.items() if info.dtype == torch.bfloat16 and not _is_other(name)]
@@ -120,7 +109,7 @@ def note_on_masters(weights: Weights, dtype: torch.dtype | None) -> str | None:
 class _Parts:
     """The weights of Hugging Face that one of ours becomes: it is read once, and kept until all are taken."""
 
-    def __init__(self, weights: Weights, row: Row, dtype: torch.dtype) -> None:
+    def __init__(self, weights: TensorFiles, row: Row, dtype: torch.dtype) -> None:
         self._weights, self._row, self._dtype = weights, row, dtype
         self._parts: dict[int, torch.Tensor] = {}
 

@@ -59,8 +59,6 @@ def write_model_files(
     ----------
     directory
         Of the model, and not finished.
-    description
-        The model.
     dtype
         The type of its weights.
     tokenizer_dir
@@ -240,8 +238,6 @@ def config_of(description: Description, dtype: str) -> dict[str, Any]:
 
     Parameters
     ----------
-    description
-        The model.
     dtype
         The type of its weights, such as ``bfloat16``.
 
@@ -273,12 +269,11 @@ def generation_config_of(description: Description) -> dict[str, Any]:
 
 def _tokens(description: Description) -> dict[str, Any]:
     words, is_t5 = description.vocabulary, description.encoder is not None
-    start = words.end_of_text if words.start is None else words.start
-    tokens: dict[str, Any] = {"bos_token_id": start, "eos_token_id": words.end_of_text}
+    tokens: dict[str, Any] = {"bos_token_id": words.start_or_end, "eos_token_id": words.end_of_text}
     if is_t5:
         # As in training (slipway.trainer.data.denoising).
-        tokens["pad_token_id"] = words.end_of_text if words.padding is None else words.padding
-        tokens["decoder_start_token_id"] = start
+        tokens["pad_token_id"] = words.padding_or_end
+        tokens["decoder_start_token_id"] = words.start_or_end
     elif words.padding is not None:
         tokens["pad_token_id"] = words.padding
     if ends := description.imported.get("ends"):

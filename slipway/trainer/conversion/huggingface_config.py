@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.common.errors import UserError, suggest
-from slipway.trainer.checkpoint.description import MOST, MOST_LAYERS, Description, Precision
+from slipway.trainer.checkpoint.description import MOST, MOST_LAYERS, Description
 from slipway.trainer.checkpoint.files import read_mapping
 from slipway.trainer.config.architecture import Architecture, Relative, Rope
 from slipway.trainer.conversion.huggingface import CONFIG, FUNCTIONS, GATED, LLAMA3, TOKENS
@@ -22,8 +22,8 @@ def read_config(source: Path) -> dict[str, Any]:
     return read_mapping(source / CONFIG)
 
 
-def description_of(config: Mapping[str, Any], has_head: bool, precision: Precision) -> Description:
-    """Return the description of a model of Hugging Face's.
+def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
+    """Return the description of a model of Hugging Face's, with weights of 32 bits.
 
     Parameters
     ----------
@@ -31,8 +31,6 @@ def description_of(config: Mapping[str, Any], has_head: bool, precision: Precisi
         The content of ``config.json``.
     has_head
         Whether the head's weights are beside the embedding's.
-    precision
-        The type of the weights.
 
     Raises
     ------
@@ -55,7 +53,7 @@ def description_of(config: Mapping[str, Any], has_head: bool, precision: Precisi
     # The vocabulary of a test may be smaller than the ids of published special tokens.
     words = Vocabulary(size, ends[0] if ends else size - 1, CONFIG, start, padding)
     tokens = {key: config.get(key) for key in TOKENS if key in config}
-    return Description(decoder, encoder, words, size, precision, imported={"tokens": tokens})
+    return Description(decoder, encoder, words, size, "fp32", imported={"tokens": tokens})
 
 
 class _Options:

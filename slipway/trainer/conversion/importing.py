@@ -28,7 +28,7 @@ from slipway.trainer.conversion.safetensors_files import SafetensorsFiles
 from slipway.trainer.conversion.sources import identity
 from slipway.trainer.conversion.spec import Conversion
 from slipway.trainer.conversion.tokenizer_files import FAST, tokenizer_digest
-from slipway.trainer.conversion.weight_map import Row, depths_of, rows_of
+from slipway.trainer.conversion.weight_map import EMBEDDINGS, Row, depths_of, rows_of
 
 _FORMAT = {
     "sharded_backend": "torch_dist",
@@ -69,7 +69,7 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
     config = read_config(source)
     with SafetensorsFiles(source) as files:
         weights = _Weights(files)
-        description = description_of(config, weights.has_head(config), "fp32")
+        description = description_of(config, weights.has_head(config))
         rows = list(rows_of(description))
         _check_names(source, weights, rows)
         dtype = _dtype_of(source, weights, rows) if not conversion.dtype else getattr(torch, conversion.dtype)
@@ -93,7 +93,8 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
                 return output
             _write(unfinished, weights, rows, dtype)
             if has_tokenizer:
-                description = _with_tokenizer(description, tokenizer)
+                words = Tokenizer("huggingface", str(tokenizer.absolute()))
+                description = replace(description, tokenizer=words)
             _mark(unfinished, description)
     return output
 
@@ -135,10 +136,6 @@ def _mark(directory: Path, description: Description) -> None:
     ).write(directory)
 
 
-def _with_tokenizer(description: Description, directory: Path) -> Description:
-    return replace(description, tokenizer=Tokenizer("huggingface", str(directory.absolute())))
-
-
 class _Weights:
     """The weights of a directory, by the names that a whole model of Hugging Face's has for them."""
 
@@ -151,11 +148,7 @@ class _Weights:
         }
 
     def read(self, name: str) -> Any:
-        """Return a weight."""
-        if name not in self.names:
-            raise UserError(
-                f"{self._files.directory}: it lacks {name}, which {CONFIG} makes part of the model"
-            )
+        """Return a weight that is there."""
         return self._files.read(self.names[name])
 
     def dtype(self, name: str) -> torch.dtype:
@@ -170,13 +163,10 @@ class _Weights:
         if "lm_head.weight" not in self.names:
             # One that is missing is not the embedding's.
             return not tied
-        words = next((name for name in _EMBEDDINGS if name in self.names), None)
+        words = next((name for name in EMBEDDINGS.values() if name in self.names), None)
         if not tied or words is None:
             return True
         return not torch.equal(self.read("lm_head.weight"), self.read(words))
-
-
-_EMBEDDINGS = ("transformer.wte.weight", "model.embed_tokens.weight", "shared.weight")
 
 
 def _dtype_of(source: Path, weights: _Weights, rows: list[Row]) -> torch.dtype:

@@ -70,7 +70,7 @@ _KEYS = {
 _SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 
 
-class MegatronLmFiles:
+class MegatronLmFiles(TensorFiles):
     """The weights of a checkpoint under our names, with the layers of a stack as one tensor.
 
     Parameters
@@ -87,9 +87,8 @@ class MegatronLmFiles:
     """
 
     def __init__(self, directory: Path, step: int | None = None) -> None:
-        self.directory = _checkpoint(directory, step)
-        self._files = TensorFiles(self.directory)
-        everything = self._files.tensors()
+        super().__init__(_checkpoint(directory, step))
+        everything = self._infos
         self._layers: dict[str, dict[int, str]] = {}
         for name in everything:
             if match := _LAYER.fullmatch(name):
@@ -106,24 +105,14 @@ class MegatronLmFiles:
             info = infos.pop()
             self._infos[stacked] = TensorInfo((len(layers), *info.shape), info.dtype)
 
-    def __enter__(self) -> MegatronLmFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.__exit__()
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return all tensors by name, those of the optimizer as well."""
-        return self._infos
-
     def read(self, name: str, index: Index = None) -> torch.Tensor:
         """Return a tensor; with a number as `index` one layer of it."""
         layers = self._layers.get(name)
         if layers is None:
-            return self._files.read(name, index)
+            return super().read(name, index)
         if isinstance(index, int):
-            return self._files.read(layers[index])
-        whole = torch.stack([self._files.read(layers[layer]) for layer in range(len(layers))])
+            return super().read(layers[index])
+        whole = torch.stack([TensorFiles.read(self, layers[layer]) for layer in range(len(layers))])
         return whole if index is None else whole[index]
 
     def description(self, tokenizer_dir: Path | None = None) -> Description:
@@ -215,17 +204,12 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
         )
     kind = path / FORMAT
     if kind.is_file():
-        backend = _backend(kind)
+        backend = read_mapping(kind).get("sharded_backend")
+        if not isinstance(backend, str):
+            raise UserError(f"{kind} cannot be read: expected the name of a sharded_backend")
         if backend != "torch_dist":
             raise UserError(f"{kind}: sharded_backend={backend}, and torch_dist is what is read")
     return path
-
-
-def _backend(path: Path) -> str:
-    name = read_mapping(path).get("sharded_backend")
-    if not isinstance(name, str):
-        raise UserError(f"{path} cannot be read: expected the name of a sharded_backend")
-    return name
 
 
 def _latest(directory: Path) -> str:

@@ -104,7 +104,9 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
         # It would wrap the model, and the script does not know the names that its weights have then.
         fitted["cfg"]["megatron_amp_O2"] = False
     copy, file = scratch / f"hparams-{rank}.yaml", scratch / f"{output.name}.nemo"
-    _write_yaml(copy, fitted)
+    import yaml
+
+    copy.write_text(yaml.safe_dump(fitted, sort_keys=False), encoding="utf-8")
     command = [
         *(sys.executable, "-u", str(script)),
         *("--checkpoint_folder", str(checkpoint.parent), "--checkpoint_name", checkpoint.name),
@@ -286,12 +288,6 @@ def _run_directory(conversion: Conversion) -> Path:
 def _step(path: Path) -> int | None:
     match = _STEP.search(path.name)
     return int(match[1]) if match else None
-
-
-def _write_yaml(path: Path, content: Mapping[str, Any]) -> None:
-    import yaml
-
-    path.write_text(yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
 
 
 if __name__ == "__main__":

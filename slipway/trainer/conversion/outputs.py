@@ -47,8 +47,6 @@ def is_there(output: Path, record: Mapping[str, Any]) -> bool:
 
     Parameters
     ----------
-    output
-        The directory.
     record
         What is converted, and how.
 

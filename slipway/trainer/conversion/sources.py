@@ -6,16 +6,12 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, Self
-
-import torch
 
 from slipway.common.errors import UserError
 from slipway.common.sections import WeightsFormat
 from slipway.trainer.checkpoint.marker import MARKER
-from slipway.trainer.checkpoint.tensor_files import COMMON, INDEX_FILE, TensorInfo
+from slipway.trainer.checkpoint.tensor_files import COMMON, INDEX_FILE, TensorFiles
 from slipway.trainer.conversion.dcp import DcpFiles
 from slipway.trainer.conversion.deepspeed import LATEST, DeepSpeedFiles
 from slipway.trainer.conversion.megatron_lm import LATEST as MEGATRON_LATEST
@@ -25,20 +21,8 @@ from slipway.trainer.conversion.safetensors_files import SafetensorsFiles
 _STEP = re.compile(r"(?:global_step|step|iter|checkpoint)?[-_=]?(\d+)")
 
 
-class Source(Protocol):
-    """Weights that are read one by one, under the names that their model has for them."""
-
-    directory: Path
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return all tensors by name."""
-
-    def read(self, name: str) -> torch.Tensor:
-        """Return one of :meth:`tensors`."""
+# Weights that are read one by one, under the names that their model has for them.
+Source = TensorFiles | SafetensorsFiles | DeepSpeedFiles
 
 
 def recognise(directory: Path) -> WeightsFormat:
@@ -75,8 +59,6 @@ def open_source(directory: Path, source_format: WeightsFormat, step: int | None 
     ----------
     directory
         A checkpoint, or a directory of checkpoints.
-    source_format
-        Its format.
     step
         Which of several; None: the newest.
 
@@ -96,8 +78,6 @@ def open_source(directory: Path, source_format: WeightsFormat, step: int | None 
 
 
 def _open(directory: Path, source_format: WeightsFormat, step: int | None) -> Source:
-    if source_format == "slipway":
-        raise UserError(f"conversion.source_format={source_format}: its weights are not read from here")
     if source_format == "deepspeed":
         return DeepSpeedFiles(directory, step)
     if source_format == "huggingface":

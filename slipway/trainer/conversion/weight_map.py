@@ -140,14 +140,13 @@ def rows_of(description: Description) -> Iterator[Row]:
     """
     family, shape, encoder = family_of(description), description.decoder, description.encoder
     size = description.vocabulary.size
-    words = _words(size, shape, "embedding.word_embeddings.weight", _EMBEDDINGS[family])
+    words = _words(size, shape, "embedding.word_embeddings.weight", EMBEDDINGS[family])
+    yield words
     if family == "t5":
         assert encoder is not None
-        yield words
         yield from _t5_stack(encoder, "encoder", 1)
         yield from _t5_decoder(shape, size)
         return
-    yield words
     yield from _gpt2(shape) if family == "gpt2" else _llama(shape)
     if not shape.tied_embeddings:
         yield _words(size, shape, "output_layer.weight", "lm_head.weight")
@@ -162,7 +161,7 @@ def depths_of(rows: Iterable[Row]) -> dict[str, int]:
     return depths
 
 
-_EMBEDDINGS: Mapping[str, str] = {
+EMBEDDINGS: Mapping[str, str] = {
     "gpt2": "transformer.wte.weight",
     "llama": "model.embed_tokens.weight",
     "stablelm": "model.embed_tokens.weight",
@@ -321,13 +320,11 @@ def _one_plus(weight: Any) -> Any:
     return 1 + weight
 
 
-def _grouped_qkv(shape: Architecture) -> tuple[Join, Split]:
-    """``[n d, h]`` and twice ``[g d, h]``: by group its queries, key and value, ``[(n + 2 g) d, h]``."""
-    groups, channels = shape.num_query_groups, shape.kv_channels
-    sizes = [shape.num_attention_heads // groups * channels, channels, channels]
+def _grouped(groups: int, sizes: list[int]) -> tuple[Join, Split]:
+    """Return the pair for matrices ``[groups * size, h]``, which ours joins group by group."""
 
-    def join(query: Any, key: Any, value: Any) -> Any:
-        parts = [part.reshape(groups, -1, *part.shape[1:]) for part in (query, key, value)]
+    def join(*theirs: Any) -> Any:
+        parts = [part.reshape(groups, -1, *part.shape[1:]) for part in theirs]
         return torch.cat(parts, dim=1).flatten(0, 1)
 
     def split(ours: Any) -> tuple[Any, ...]:
@@ -335,6 +332,12 @@ def _grouped_qkv(shape: Architecture) -> tuple[Join, Split]:
         return tuple(part.flatten(0, 1) for part in parts)
 
     return join, split
+
+
+def _grouped_qkv(shape: Architecture) -> tuple[Join, Split]:
+    """``[n d, h]`` and twice ``[g d, h]``: by group its queries, key and value, ``[(n + 2 g) d, h]``."""
+    groups, channels = shape.num_query_groups, shape.kv_channels
+    return _grouped(groups, [shape.num_attention_heads // groups * channels, channels, channels])
 
 
 def _conv_qkv(shape: Architecture) -> tuple[Join, Split]:
@@ -345,17 +348,7 @@ def _conv_qkv(shape: Architecture) -> tuple[Join, Split]:
 
 def _headed_kv(shape: Architecture) -> tuple[Join, Split]:
     """Twice ``[n d, h]``, of cross-attention: head by head its key and its value, ``[2 n d, h]``."""
-    heads, channels = shape.num_attention_heads, shape.kv_channels
-
-    def join(key: Any, value: Any) -> Any:
-        parts = [part.reshape(heads, -1, part.shape[1]) for part in (key, value)]
-        return torch.cat(parts, dim=1).flatten(0, 1)
-
-    def split(ours: Any) -> tuple[Any, ...]:
-        parts = ours.reshape(heads, 2 * channels, -1).split(channels, dim=1)
-        return tuple(part.flatten(0, 1) for part in parts)
-
-    return join, split
+    return _grouped(shape.num_attention_heads, [shape.kv_channels] * 2)
 
 
 def _halved(shape: Architecture, ours: Any) -> Any:

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,32 +25,6 @@ if TYPE_CHECKING:
 _LIBRARIES = ("numpy", "yaml")
 
 
-@dataclass(frozen=True)
-class StepRequest:
-    """The step whose documents are wanted, and the state from which it is counted.
-
-    Attributes
-    ----------
-    step
-        The step, from 1.
-    after_step, after_samples
-        A state of the same training before it: the steps completed, and the samples consumed by them.
-    places
-        Paths on this machine of data sets that the configuration names otherwise.
-    recorded
-        The identity of the data at the launch, as its manifest keeps it.
-    with_tokens
-        Whether the ids of the tokens are wanted too.
-    """
-
-    step: int
-    after_step: int = 0
-    after_samples: int = 0
-    places: Mapping[str, str] | None = None
-    recorded: object = None
-    with_tokens: bool = False
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the documents of a step; return the exit code."""
     options = _parse(arguments)
@@ -60,15 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from slipway.trainer.config.settings import read_settings
 
         settings = read_settings(flatten(load_config(options.config_path, options.config_name)))
-        request = StepRequest(
-            step=options.step,
-            after_step=options.after_step,
-            after_samples=options.after_samples,
-            places=dict(options.place),
-            recorded=json.loads(options.recorded.read_text(encoding="utf-8")) if options.recorded else None,
-            with_tokens=options.tokens,
-        )
-        json.dump(audit(settings, request), sys.stdout)
+        recorded = json.loads(options.recorded.read_text(encoding="utf-8")) if options.recorded else None
+        state = (options.after_step, options.after_samples)
+        answer = audit(settings, options.step, *state, dict(options.place), recorded, options.tokens)
+        json.dump(answer, sys.stdout)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
@@ -105,21 +74,21 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def samples_of_step(settings: Settings, request: StepRequest) -> range:
-    """Return the numbers of the samples of a step's global batch.
+def samples_of_step(settings: Settings, step: int, after_step: int = 0, after_samples: int = 0) -> range:
+    """Return the numbers of the samples of a step's global batch, counted from a state as in :func:`audit`.
 
     Raises
     ------
     UserError
         If the step is not one of the training, or does not come after the state.
     """
-    if not 1 <= request.step <= settings.max_steps:
+    if not 1 <= step <= settings.max_steps:
         raise UserError(
-            f"--step {request.step}: expected 1 to trainer.max_steps={settings.max_steps} of this training"
+            f"--step {step}: expected 1 to trainer.max_steps={settings.max_steps} of this training"
         )
-    if request.step <= request.after_step:
-        raise UserError(f"--step {request.step}: expected more than --after-step {request.after_step}")
-    steps, consumed, ramp = request.step - 1 - request.after_step, request.after_samples, settings.rampup
+    if step <= after_step:
+        raise UserError(f"--step {step}: expected more than --after-step {after_step}")
+    steps, consumed, ramp = step - 1 - after_step, after_samples, settings.rampup
     while ramp is not None and steps and consumed <= ramp.samples:
         consumed += settings.batch_after(consumed)
         steps -= 1
@@ -127,15 +96,29 @@ def samples_of_step(settings: Settings, request: StepRequest) -> range:
     return range(consumed, consumed + settings.batch_after(consumed))
 
 
-def audit(settings: Settings, request: StepRequest) -> dict[str, Any]:
+def audit(
+    settings: Settings,
+    step: int,
+    after_step: int = 0,
+    after_samples: int = 0,
+    places: Mapping[str, str] | None = None,
+    recorded: object = None,
+    with_tokens: bool = False,
+) -> dict[str, Any]:
     """Return the documents of a step's global batch.
 
     Parameters
     ----------
-    settings
-        Of the training.
-    request
-        The step.
+    step
+        The step, from 1.
+    after_step, after_samples
+        A state of the same training before it: the steps completed, and the samples consumed by them.
+    places
+        Paths on this machine of data sets that the configuration names otherwise.
+    recorded
+        The identity of the data at the launch, as its manifest keeps it.
+    with_tokens
+        Whether the ids of the tokens are wanted too.
 
     Returns
     -------
@@ -151,9 +134,9 @@ def audit(settings: Settings, request: StepRequest) -> dict[str, Any]:
     UserError
         If the step is none of the training, or the data cannot be read.
     """
-    samples = samples_of_step(settings, request)
+    samples = samples_of_step(settings, step, after_step, after_samples)
     result: dict[str, Any] = {
-        "step": request.step,
+        "step": step,
         "first_sample": samples.start,
         "global_batch": len(samples),
         "data_generation": settings.resume.data_generation,
@@ -176,7 +159,7 @@ def audit(settings: Settings, request: StepRequest) -> dict[str, Any]:
     blend = settings.data.training
     assert blend is not None
     names = blend.prefixes
-    here = tuple(Path((request.places or {}).get(str(name), name)) for name in names)
+    here = tuple(Path((places or {}).get(str(name), name)) for name in names)
     # Nothing is written, so that indices are not kept either.
     settings = settings.with_split_rule(split_rule(settings.saving.directory))
     data = replace(settings.data, training=replace(blend, prefixes=here), index_dir=None)
@@ -189,11 +172,11 @@ def audit(settings: Settings, request: StepRequest) -> dict[str, Any]:
     rows = []
     for sample in samples:
         member, window, first = source.place(order.window(sample))
-        pieces = documents[member].pieces(first, size, request.with_tokens)
+        pieces = documents[member].pieces(first, size, with_tokens)
         rows.append(
             {"sample": sample, "data_set": str(names[member]), "window": window, "pieces": list(pieces)}
         )
-    result["changed"] = _changes(dict(zip(map(str, names), here, strict=True)), request.recorded)
+    result["changed"] = _changes(dict(zip(map(str, names), here, strict=True)), recorded)
     return {**result, "epoch": order.epoch(samples.start), "samples": rows}
 
 

@@ -11,7 +11,7 @@ import torch
 
 from slipway.trainer.data.seeds import HELDOUT, sample_seed
 from slipway.trainer.data.source import Source, Tokens, check_tokens
-from slipway.trainer.data.spans import Lengths, SpecialTokens, corrupt
+from slipway.trainer.data.spans import Lengths, corrupt
 from slipway.trainer.data.vocabulary import Vocabulary
 
 
@@ -79,8 +79,7 @@ class T5BatchBuilder:
         micro_batch: int,
         device: Any,
     ) -> None:
-        self._lengths = lengths
-        self._special = _special_tokens(vocabulary)
+        self._lengths, self._vocabulary = lengths, vocabulary
         self._width = seq_length_dec
         self._seed, self._generation = seeds
         self._micro_batch = micro_batch
@@ -110,32 +109,21 @@ class T5BatchBuilder:
         return self._corrupted(source, window, None)[1]
 
     def _batch(self, source: Source, windows: Sequence[int | None], samples: Sequence[int] | None) -> T5Batch:
-        rows, special = len(windows), self._special
+        rows, words = len(windows), self._vocabulary
         inputs = np.empty((rows, self._lengths.inputs), dtype=np.int64)
-        labels = np.full((rows, self._width), special.padding, dtype=np.int64)
+        labels = np.full((rows, self._width), words.padding_or_end, dtype=np.int64)
         mask = np.zeros((rows, self._width), dtype=np.float32)
         for row, window in enumerate(windows):
             sample = None if samples is None else samples[row]
             inputs[row], labels[row, : self._lengths.targets] = self._corrupted(source, window or 0, sample)
             mask[row, : self._lengths.targets] = window is not None
-        before = np.concatenate((np.full((rows, 1), special.start), labels[:, :-1]), axis=1)
+        before = np.concatenate((np.full((rows, 1), words.start_or_end), labels[:, :-1]), axis=1)
         return T5Batch(
             *(torch.from_numpy(array).to(self._device) for array in (inputs, before, labels, mask))
         )
 
     def _corrupted(self, source: Source, window: int, sample: int | None) -> tuple[Tokens, Tokens]:
         tokens = source.window(window)[: self._lengths.raw]
-        check_tokens(tokens, self._special.first_sentinel)
+        check_tokens(tokens, self._vocabulary.first_sentinel)
         generation, number = (HELDOUT, window) if sample is None else (self._generation, sample)
-        return corrupt(tokens, self._lengths, self._special, sample_seed(self._seed, generation, number))
-
-
-def _special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
-    """Return the ids: as in NeMo, `<extra_id_0>` follows the tokenizer's tokens, and the others follow it."""
-    end = vocabulary.end_of_text
-    return SpecialTokens(
-        first_sentinel=vocabulary.size - vocabulary.sentinels,
-        end=end,
-        start=end if vocabulary.start is None else vocabulary.start,
-        padding=end if vocabulary.padding is None else vocabulary.padding,
-    )
+        return corrupt(tokens, self._lengths, self._vocabulary, sample_seed(self._seed, generation, number))

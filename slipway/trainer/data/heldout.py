@@ -33,8 +33,6 @@ def heldout_windows(
     multiple
         A batch is filled up with None to a multiple of this, micro batch times data-parallel size, times
         pipeline stages with virtual ones: what is evaluated does not depend on the number of processes.
-    seed
-        The run's.
     """
     chosen = _chosen(source, batches * global_batch, seed)
     result: list[list[int | None]] = []

@@ -115,13 +115,6 @@ def _identity(status: os.stat_result) -> list[int]:
     return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return
-
-
 def _as_index(content: Any, key: dict[str, Any]) -> SampleIndex | None:
     """Return the index that a file holds, or None if it holds another or none."""
     try:

@@ -36,12 +36,9 @@ class Interleaving:
         for part in parts:
             self._sums.append(self._sums[-1] + part)
 
-    def __len__(self) -> int:
-        return len(self._sums) - 1
-
     def place(self, sample: int) -> tuple[int, int]:
         """Return the source of a sample, and the sample's number among those of this source."""
-        first, last = 0, len(self)
+        first, last = 0, len(self._sums) - 1
         while last - first > 1:
             middle = (first + last) // 2
             before = self._left(first, middle, last, sample)
@@ -50,17 +47,6 @@ class Interleaving:
             else:
                 first, sample = middle, sample - before
         return first, sample
-
-    def counts(self, samples: int) -> list[int]:
-        """Return how many of the first `samples` come from each source."""
-        return self._counts(0, len(self), samples)
-
-    def _counts(self, first: int, last: int, samples: int) -> list[int]:
-        if last - first == 1:
-            return [samples]
-        middle = (first + last) // 2
-        left = self._left(first, middle, last, samples)
-        return [*self._counts(first, middle, left), *self._counts(middle, last, samples - left)]
 
     def _left(self, first: int, middle: int, last: int, samples: int) -> int:
         """Return ``round(samples * left / both)``, halves up."""

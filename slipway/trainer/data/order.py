@@ -9,20 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Protocol
 
 from slipway.trainer.data.interleave import Interleaving
 from slipway.trainer.data.seeds import mix, order_seed
-
-
-class SampleOrder(Protocol):
-    """From the number of a sample in the run to a window of the source."""
-
-    def epoch(self, sample: int) -> int:
-        """Return the epoch in which a sample lies, from 0."""
-
-    def window(self, sample: int) -> int:
-        """Return the window that is sample number `sample` of the run."""
 
 
 class Order:
@@ -32,8 +21,6 @@ class Order:
     ----------
     windows
         How many there are; None for no end of them, which are then taken one after the other.
-    seed
-        The run's.
     generation
         The data generation: another one is another order of the same windows.
     source
@@ -93,6 +80,10 @@ class BlendedOrder:
         return self._starts[source] + self._orders[source].window(number)
 
 
+# From the number of a sample in the run to a window of the source.
+SampleOrder = Order | BlendedOrder
+
+
 def rank_share(first: int, count: int, rank: int, ranks: int) -> range:
     """Return the sample numbers of one data-parallel rank in the batch ``[first, first + count)``."""
     share = count // ranks
@@ -112,8 +103,6 @@ class Permutation:
 
     Parameters
     ----------
-    size
-        Number of elements, at least 1.
     seed, stream
         Two numbers that choose the permutation; a run uses its seed and the epoch.
     """

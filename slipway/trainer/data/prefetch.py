@@ -20,8 +20,8 @@ DEPTH_ON_CPU = 0
 _POLL_SECONDS = 0.1
 
 
-class _StepEnd:
-    """Stands in the queue after the last micro batch of a step."""
+# Stands in the queue after the last micro batch of a step.
+_STEP_END = object()
 
 
 class Prefetcher(Generic[T]):
@@ -80,11 +80,11 @@ class Prefetcher(Generic[T]):
                 yield moved(item, self._device)
 
     def _next(self) -> Any:
-        item = self._queue.get() if self._queue else next(self._items, _StepEnd)
+        item = self._queue.get() if self._queue else next(self._items, _STEP_END)
         if isinstance(item, BaseException):
             self._at_step_end = True
             raise item
-        self._at_step_end = item is _StepEnd
+        self._at_step_end = item is _STEP_END
         return item
 
     def _fill(self) -> None:
@@ -94,10 +94,10 @@ class Prefetcher(Generic[T]):
                 # A thread begins with device 0, where each of a node's ranks would start a context.
                 torch.cuda.set_device(self._device)
             for item in self._items:
-                if not self._put(pin(item) if pinned and item is not _StepEnd else item):
+                if not self._put(pin(item) if pinned and item is not _STEP_END else item):
                     return
             # Beyond the last step there is nothing, however often one asks.
-            while self._put(_StepEnd):
+            while self._put(_STEP_END):
                 pass
         except BaseException as error:
             # Raised in the thread that asks.
@@ -127,7 +127,7 @@ def pin(batch: T) -> T:
 def _in_line(steps: Iterable[Iterable[T]]) -> Iterator[Any]:
     for step in steps:
         yield from step
-        yield _StepEnd
+        yield _STEP_END
 
 
 def _with_tensors(batch: T, change: Any) -> T:

@@ -31,7 +31,11 @@ def sample_seed(seed: int, generation: int, sample: int) -> int:
     sample
         The sample's number in the run.
     """
-    return _derive(seed, generation, sample)
+    key = mix(seed & _MASK)
+    for number in (generation, sample):
+        # Not mixed itself: equal seed and number would cancel out.
+        key = mix(key ^ (number & _MASK))
+    return key
 
 
 def order_seed(seed: int, generation: int, source: int) -> int:
@@ -39,12 +43,4 @@ def order_seed(seed: int, generation: int, source: int) -> int:
 
     The first source of the first generation takes the run's seed itself.
     """
-    return seed if generation == source == 0 else _derive(~seed, generation, source)
-
-
-def _derive(seed: int, *numbers: int) -> int:
-    key = mix(seed & _MASK)
-    for number in numbers:
-        # Not mixed itself: equal seed and number would cancel out.
-        key = mix(key ^ (number & _MASK))
-    return key
+    return seed if generation == source == 0 else sample_seed(~seed, generation, source)

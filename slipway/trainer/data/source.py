@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -57,17 +56,6 @@ def check_tokens(tokens: Tokens, vocabulary: int) -> None:
             f"ends at {vocabulary - 1}: were they made with another tokenizer?",
             found_by="rank",
         )
-
-
-class Source(Protocol):
-    """Windows of ``seq_length + 1`` tokens: a window's inputs, and the same shifted by one as its targets."""
-
-    @property
-    def windows(self) -> int | None:
-        """Return the number of windows; None if it is unlimited."""
-
-    def window(self, index: int) -> Tokens:
-        """Return window `index`, ``[seq_length + 1]``."""
 
 
 class MockSource:
@@ -214,3 +202,7 @@ class BlendedSource:
     def number(self, source: int, window: int) -> int:
         """Return the number here of a window of a source."""
         return self._starts[source] + window
+
+
+# Windows of ``seq_length + 1`` tokens: a window's inputs, and the same shifted by one as its targets.
+Source = MockSource | IndexedSource | BlendedSource

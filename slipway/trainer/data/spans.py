@@ -8,6 +8,7 @@ divisions into spans are equally likely, as in the T5 code base's ``random_spans
 
 from __future__ import annotations
 
+import bisect
 import functools
 from dataclasses import dataclass
 
@@ -17,7 +18,10 @@ import numpy.typing as npt
 from slipway.common.errors import UserError
 from slipway.trainer.config.t5 import Denoising
 from slipway.trainer.data.source import Tokens
+from slipway.trainer.data.vocabulary import Vocabulary
 
+# Tokens of text beyond any sample.
+_LONGEST = 1 << 40
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -48,16 +52,6 @@ class Lengths:
         return self.noise + self.spans + 1
 
 
-@dataclass(frozen=True)
-class SpecialTokens:
-    """Ids: of the first sentinel, `<extra_id_0>`, which the others follow, and of end, start and padding."""
-
-    first_sentinel: int
-    end: int
-    start: int
-    padding: int
-
-
 def lengths_of(raw: int, density: float, mean_span: float) -> Lengths:
     """Divide `raw` tokens into text and noise, by the rounding of the T5 code base.
 
@@ -85,14 +79,10 @@ def fit(seq_length: int, density: float, mean_span: float) -> Lengths:
     UserError
         If so much is taken out, in so short spans, that there is no text between them.
     """
-    low, high = 2, 2
-    while lengths_of(high, density, mean_span).inputs <= seq_length:
-        high *= 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = lengths_of(middle, density, mean_span).inputs <= seq_length
-        low, high = (middle, high) if fits else (low, middle)
-    lengths = lengths_of(low, density, mean_span)
+    longer = bisect.bisect_right(
+        range(_LONGEST), seq_length, lo=3, key=lambda raw: lengths_of(raw, density, mean_span).inputs
+    )
+    lengths = lengths_of(longer - 1, density, mean_span)
     if lengths.inputs != seq_length or lengths.spans > lengths.raw - lengths.noise:
         raise UserError(
             f"model.data.masked_lm_prob={density:g} and model.data.mean_ngram_size={mean_span:g}: "
@@ -125,7 +115,7 @@ def sample_lengths(denoising: Denoising, seq_length: int, seq_length_dec: int) -
     return lengths
 
 
-def corrupt(tokens: Tokens, lengths: Lengths, special: SpecialTokens, seed: int) -> tuple[Tokens, Tokens]:
+def corrupt(tokens: Tokens, lengths: Lengths, vocabulary: Vocabulary, seed: int) -> tuple[Tokens, Tokens]:
     """Take spans out of a sequence.
 
     Parameters
@@ -134,8 +124,8 @@ def corrupt(tokens: Tokens, lengths: Lengths, special: SpecialTokens, seed: int)
         Text, ``[lengths.raw]``.
     lengths
         How much is taken out, of which :func:`fit` sees that text remains between the spans.
-    special
-        Sentinels, as many as there are spans, and the end.
+    vocabulary
+        With as many sentinels as there are spans.
     seed
         64 bits; together with the lengths it decides the spans.
 
@@ -151,13 +141,13 @@ def corrupt(tokens: Tokens, lengths: Lengths, special: SpecialTokens, seed: int)
     # A stretch of text and the span after it, and so on: where each span begins and ends.
     ends = np.cumsum(text + noise)
     begins = ends - noise
-    sentinels = special.first_sentinel + np.arange(lengths.spans)
+    sentinels = vocabulary.first_sentinel + np.arange(lengths.spans)
     masked = np.zeros(lengths.raw + 1, dtype=np.int8)
     masked[begins] += 1
     masked[ends] -= 1
     taken = np.cumsum(masked[:-1], dtype=np.int8).astype(bool)
-    inputs = np.full(lengths.inputs, special.end, dtype=np.int64)
-    targets = np.full(lengths.targets, special.end, dtype=np.int64)
+    inputs = np.full(lengths.inputs, vocabulary.end_of_text, dtype=np.int64)
+    targets = np.full(lengths.targets, vocabulary.end_of_text, dtype=np.int64)
     order = np.arange(lengths.spans)
     _fill(inputs, np.cumsum(text) + order, sentinels, tokens[~taken])
     _fill(targets, np.cumsum(noise) - noise + order, sentinels, tokens[taken])

@@ -106,8 +106,6 @@ def make_order(source: Source, seed: int, generation: int = 0) -> SampleOrder:
 
     Parameters
     ----------
-    source
-        What is trained on.
     seed, generation
         The run's seed and data generation.
     """

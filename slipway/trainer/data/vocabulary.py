@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from slipway.arithmetic.parameters import VOCABULARIES
 from slipway.arithmetic.vocabulary import END_OF_TEXT, GPT2_END_OF_TEXT, GPT2_SIZE, WAYS_TO_A_VOCABULARY
 from slipway.common.errors import UserError
 from slipway.trainer.config.tokenizer import WORDPIECES, Tokenizer
@@ -43,6 +44,21 @@ class Vocabulary:
     padding: int | None = None
     sentinels: int = 0
 
+    @property
+    def first_sentinel(self) -> int:
+        """Return the id of `<extra_id_0>`; as in NeMo, it follows the tokenizer's tokens."""
+        return self.size - self.sentinels
+
+    @property
+    def start_or_end(self) -> int:
+        """Return the id of the token that starts a text: of its own, or the one that ends it."""
+        return self.end_of_text if self.start is None else self.start
+
+    @property
+    def padding_or_end(self) -> int:
+        """Return the id of the token that pads a text: of its own, or the one that ends it."""
+        return self.end_of_text if self.padding is None else self.padding
+
     def with_sentinels(self, count: int) -> Vocabulary:
         """Return the vocabulary followed by as many sentinels."""
         return replace(self, size=self.size + count, sentinels=count)
@@ -53,8 +69,6 @@ def read_vocabulary(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
 
     Parameters
     ----------
-    tokenizer
-        Where it is.
     mock
         Whether the data are made up: they do without its files.
 
@@ -105,17 +119,28 @@ def _from_json(path: Path) -> Vocabulary:
 
 
 def _wordpiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
-    path, origin = tokenizer.vocab_file, str(tokenizer.vocab_file)
-    if path is not None and not why_missing(path):
-        try:
-            pieces = read_wordpieces(path)
-        except (ValueError, OSError) as error:
-            raise UserError(f"model.tokenizer.vocab_file={path}: not BERT's vocab.txt: {error}") from None
-    elif mock:
-        pieces, origin = PUBLISHED[tokenizer.name], f"the size of BERT's: {_WITHOUT_FILES}"
-    else:
+    """Read BERT's ``vocab.txt``, where a token's id is the number of its line.
+
+    NeMo's tokenizer has no other start and end than ``[CLS]`` and ``[SEP]`` (auto_tokenizer.py).
+    """
+    path = tokenizer.vocab_file
+    if path is None or why_missing(path):
+        if mock:
+            # The ids are those of bert-base-cased and -uncased (Devlin et al. 2019, arXiv 1810.04805).
+            origin = f"the size of BERT's: {_WITHOUT_FILES}"
+            return Vocabulary(VOCABULARIES[tokenizer.name], 102, origin, start=101, padding=0)
         raise _missing("vocab_file", path, "; BERT's vocab.txt has a token in each line")
-    return Vocabulary(pieces.size, pieces.end, origin, pieces.start, pieces.padding)
+    try:
+        # Not splitlines: tokens may be characters at which that splits too.
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (ValueError, OSError) as error:
+        raise UserError(f"model.tokenizer.vocab_file={path}: not BERT's vocab.txt: {error}") from None
+    ids = {token: number for number, token in enumerate(lines)}
+    if missing := [token for token in ("[CLS]", "[SEP]", "[PAD]") if token not in ids]:
+        raise UserError(
+            f"model.tokenizer.vocab_file={path}: not BERT's vocab.txt: it lacks the token {missing[0]}"
+        )
+    return Vocabulary(len(lines), ids["[SEP]"], str(path), start=ids["[CLS]"], padding=ids["[PAD]"])
 
 
 def _sentencepiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
@@ -211,44 +236,6 @@ _READERS = {
     "sentencepiece": _sentencepiece,
     "huggingface": _huggingface,
 }
-
-
-@dataclass(frozen=True)
-class WordPieces:
-    """Number of tokens, and the ids of those that NeMo's T5 takes for start, end and padding."""
-
-    size: int
-    start: int
-    end: int
-    padding: int
-
-
-# Of bert-base-cased and -uncased (Devlin et al. 2019, arXiv 1810.04805).
-PUBLISHED = {
-    "BertWordPieceCase": WordPieces(28996, start=101, end=102, padding=0),
-    "BertWordPieceLowerCase": WordPieces(30522, start=101, end=102, padding=0),
-}
-
-
-def read_wordpieces(path: Path) -> WordPieces:
-    """Read ``vocab.txt``: a token's id is the number of its line.
-
-    NeMo's tokenizer has no other start and end than ``[CLS]`` and ``[SEP]`` (auto_tokenizer.py).
-
-    Raises
-    ------
-    ValueError
-        If one of BERT's special tokens is not there.
-    OSError
-        If the file cannot be read.
-    """
-    # Not splitlines: tokens may be characters at which that splits too.
-    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    ids = {token: number for number, token in enumerate(lines)}
-    missing = [token for token in ("[CLS]", "[SEP]", "[PAD]") if token not in ids]
-    if missing:
-        raise ValueError(f"it lacks the token {missing[0]}")
-    return WordPieces(len(lines), start=ids["[CLS]"], end=ids["[SEP]"], padding=ids["[PAD]"])
 
 
 # Of ModelProto: the pieces, and how they were trained; of a piece: its text and type; of the latter: the name

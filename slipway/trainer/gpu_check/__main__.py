@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
+from slipway.common.files import write_atomic
 from slipway.trainer import requirements
 from slipway.trainer.gpu_check.checks import CHECKS, NAMES, Check, Row, check_throughput
 from slipway.trainer.gpu_check.machine import Machine, describe, described
@@ -72,9 +73,7 @@ def _rows(name: str, check: Check, machine: Machine) -> Iterator[Row]:
 def _write(path: Path, machine: Machine, rows: Sequence[Row], finished: bool = False) -> None:
     described, results = dict(machine.described), [asdict(row) for row in rows]
     content = {"machine": described, "rows": results, "finished": finished}
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    unfinished.replace(path)
+    write_atomic(path, json.dumps(content, indent=1), sync=False)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

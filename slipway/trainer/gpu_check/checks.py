@@ -190,9 +190,8 @@ def compared(
     with_norms
         Whether the norms of the gradients are compared as well as the losses.
     """
-    for training in (trained, reference):
-        if (problem := training.problem()) is not None:
-            return Row(check, "failed", problem, "see its log in the check's directory")
+    if (broken := _broken(check, trained, reference)) is not None:
+        return broken
     names = ("loss", "grad_norm") if with_norms else ("loss",)
     differences = [
         max(abs(mine[name] / other[name] - 1) for name in names)
@@ -210,21 +209,17 @@ def compared(
 
 def resumed(whole: Trained, again: Trained, was_running: bool, is_gpu: bool) -> Row:
     """Return the row for a training that was killed and continued."""
-    for training in (whole, again):
-        if (problem := training.problem()) is not None:
-            return Row("resume", "failed", problem, "see its log in the check's directory")
+    if (broken := _broken("resume", whole, again)) is not None:
+        return broken
     if not was_running:
         return Row("resume", "failed", "the training ended before it could be killed", "run the check again")
     expected, curve = whole.curve, again.curve
     wrong = [step for step in expected if curve.get(step) != expected[step]]
     resumed_at = again.of("start")[-1]["step"]
-    saves = whole.of("checkpoint")
-    numbers: dict[str, Any] = {"save_seconds": [line["seconds"] for line in saves], "resumed_at": resumed_at}
+    saves = [line["seconds"] for line in whole.of("checkpoint")]
+    numbers: dict[str, Any] = {"save_seconds": saves, "resumed_at": resumed_at}
     if is_gpu:
-        memory = {line["step"]: line["memory_bytes"] for line in whole.steps}
-        first_save = min(line["step"] for line in saves)
-        numbers["peak_before_save"] = memory[first_save]
-        numbers["peak_after_save"] = memory[max(memory)]
+        numbers |= _peaks_around_save(whole)
     if not resumed_at:
         return Row("resume", "failed", "it started anew: no checkpoint was complete", "run it again", numbers)
     if wrong:
@@ -245,23 +240,33 @@ def measured(trained: Trained) -> Row:
     (start,) = trained.of("start")
     warm = trained.steps[len(trained.steps) // 2 - 1 :]
     middle = statistics.median(line["step_time"] for line in warm)
-    memory = {line["step"]: line["memory_bytes"] for line in trained.steps}
-    saved = min(line["step"] for line in trained.of("checkpoint"))
+    peaks = _peaks_around_save(trained)
     numbers = {
         "step_seconds": middle,
         "tokens_per_second": start["tokens_per_step"] / middle,
         "tflops_per_gpu": statistics.median(line["tflops_per_gpu"] for line in warm),
         "mfu": statistics.median(line["mfu"] for line in warm) if warm[0]["mfu"] is not None else None,
         "mfu_causal": statistics.median(line["mfu_causal"] for line in warm) if warm[0]["mfu"] else None,
-        "peak_bytes": memory[saved],
-        "peak_before_save": memory[saved],
-        "peak_after_save": memory[max(memory)],
+        "peak_bytes": peaks["peak_before_save"],
+        **peaks,
         "save_seconds": [line["seconds"] for line in trained.of("checkpoint")],
         "parameters": start["parameters"],
     }
     share = f", MFU {100 * numbers['mfu']:.1f} %" if numbers["mfu"] is not None else ""
     detail = f"{middle:.3f} s a step, {numbers['tokens_per_second']:,.0f} tokens/s{share}{_peaks(numbers)}"
     return Row("throughput", "passed", detail, None, numbers)
+
+
+def _broken(check: str, *trainings: Trained) -> Row | None:
+    """Return the row for the first training that failed; None if none did."""
+    problem = next((problem for training in trainings if (problem := training.problem())), None)
+    return Row(check, "failed", problem, "see its log in the check's directory") if problem else None
+
+
+def _peaks_around_save(trained: Trained) -> dict[str, Any]:
+    memory = {line["step"]: line["memory_bytes"] for line in trained.steps}
+    first_save = min(line["step"] for line in trained.of("checkpoint"))
+    return {"peak_before_save": memory[first_save], "peak_after_save": memory[max(memory)]}
 
 
 def _peaks(numbers: Mapping[str, Any]) -> str:

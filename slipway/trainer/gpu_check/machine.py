@@ -108,11 +108,6 @@ class Machine:
         """Return the visible GPUs."""
         return list(self.described["gpus"])
 
-    @property
-    def accelerator(self) -> str:
-        """Return the accelerator on which trainings run."""
-        return "gpu" if self.gpus else "cpu"
-
     def train(self, name: str, changes: Mapping[str, Any], ranks: int = 1) -> Trained:
         """Run a training to its end; one of a name that ran before is not run again."""
         if name not in self._known:
@@ -128,7 +123,7 @@ class Machine:
         import yaml
 
         config = json.loads(json.dumps(base or SMALL))
-        own = {"trainer.accelerator": self.accelerator, "trainer.devices": ranks}
+        own = {"trainer.accelerator": "gpu" if self.gpus else "cpu", "trainer.devices": ranks}
         own["exp_manager.explicit_log_dir"] = str(self.directory / name)
         for key, value in {**own, **changes}.items():
             *path, last = key.split(".")

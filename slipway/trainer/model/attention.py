@@ -62,7 +62,8 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         pg_collection: Any = None,
     ) -> None:
         super().__init__(config=config)
-        _check(config)
+        if config.window_size is not None or config.softmax_type != "vanilla":
+            raise ValueError("a window or an offset of the softmax needs megatron-core's local attention")
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
         self.scale = 1.0 / math.sqrt(config.kv_channels) if softmax_scale is None else softmax_scale
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
@@ -179,11 +180,6 @@ class _BiasedSoftmax(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, scores: Any, mask: Any, offset: Any = None) -> Any:
         return self.softmax(scores if self.bias is None else scores + self.bias, mask, offset)
-
-
-def _check(config: TransformerConfig) -> None:
-    if config.window_size is not None or config.softmax_type != "vanilla":
-        raise ValueError("a window or an offset of the softmax needs megatron-core's local attention")
 
 
 def _ahead(length: int, device: Any) -> Any:

@@ -19,15 +19,6 @@ _KEY = "model.attention_backend"
 def attention_backend(shape: Architecture, config: TransformerConfig, device: Any) -> AttentionBackend:
     """Choose for one stack of layers: what the key says, or else the fastest that can compute it.
 
-    Parameters
-    ----------
-    shape
-        The stack.
-    config
-        The same in megatron-core's words.
-    device
-        What it is computed on.
-
     Raises
     ------
     UserError
@@ -35,7 +26,8 @@ def attention_backend(shape: Architecture, config: TransformerConfig, device: An
     """
     backend = shape.attention_backend
     if backend != "auto":
-        _demand(backend, f"{_KEY}={backend}", config, device)
+        if (obstacle := _obstacle(backend, config, device)) is not None:
+            raise UserError(f"{_KEY}={backend}: {obstacle}")
         return backend
     if shape.transformer_engine and _obstacle("transformer_engine", config, device) is None:
         return "transformer_engine"
@@ -124,12 +116,6 @@ def start_tensor_overlap(settings: Settings) -> None:
         ub_cfgs={},
         bootstrap_backend="nccl",
     )
-
-
-def _demand(backend: AttentionBackend, setting: str, config: TransformerConfig, device: Any) -> None:
-    obstacle = _obstacle(backend, config, device)
-    if obstacle is not None:
-        raise UserError(f"{setting}: {obstacle}")
 
 
 def _obstacle(backend: AttentionBackend, config: TransformerConfig, device: Any) -> str | None:

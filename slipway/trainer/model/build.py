@@ -33,10 +33,6 @@ def build_model(
 
     Parameters
     ----------
-    settings
-        What to train.
-    rank_context
-        This process.
     vocabulary
         Padded size of the vocabulary.
     is_trained

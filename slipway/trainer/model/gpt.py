@@ -11,7 +11,7 @@ from slipway.trainer.config.settings import Settings
 from slipway.trainer.distributed import RankContext
 from slipway.trainer.model.attention import share_mask
 from slipway.trainer.model.backends import attention_backend
-from slipway.trainer.model.layers import gpt_layers
+from slipway.trainer.model.layers import stack_layers
 from slipway.trainer.model.transformer import transformer_config
 
 
@@ -29,7 +29,9 @@ def gpt_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) -
     chunks = [
         GPTModel(
             config=config,
-            transformer_layer_spec=gpt_layers(shape, config, rank_context.device, settings.seed, stage),
+            transformer_layer_spec=stack_layers(
+                shape, config, rank_context.device, settings.seed, "gpt", stage
+            ),
             vocab_size=vocabulary,
             max_sequence_length=shape.max_positions,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),

@@ -25,21 +25,23 @@ from slipway.trainer.model.backends import core_attention, uses_transformer_engi
 from slipway.trainer.model.seeding import seeded_layer
 
 
-def gpt_layers(
-    shape: Architecture, config: TransformerConfig, device: Any, seed: int, virtual_stage: int | None
+def stack_layers(
+    shape: Architecture,
+    config: TransformerConfig,
+    device: Any,
+    seed: int,
+    part: Literal["gpt", "encoder", "decoder"],
+    virtual_stage: int | None = None,
 ) -> TransformerBlockSubmodules:
-    """Return the spec of the layers of one chunk of a GPT.
+    """Return the spec of the layers of one chunk of a stack, with our attention, norms and seeds.
 
     Parameters
     ----------
-    shape
-        The model.
-    config
-        The same in megatron-core's words.
-    device
-        What it is computed on.
     seed
-        What the layers' weights are drawn from.
+        What the layers' weights are drawn from; the parts of a T5 need seeds of their own, or their layers
+        would start alike.
+    part
+        Which stack it is: a GPT's, or a T5's encoder or decoder.
     virtual_stage
         Which of this rank's chunks; None if there is but one.
 
@@ -48,49 +50,21 @@ def gpt_layers(
     UserError
         If the attention that is asked for cannot compute this.
     """
-    if uses_transformer_engine(shape, device):
-        layer = get_gpt_layer_with_transformer_engine_spec()
+    with_engine = uses_transformer_engine(shape, device)
+    if part == "gpt":
+        spec = get_gpt_layer_with_transformer_engine_spec if with_engine else get_gpt_layer_local_spec
     else:
-        layer = get_gpt_layer_local_spec()
-    return _block(layer, shape, config, device, seed, virtual_stage)
+        from megatron.core.models.T5 import t5_spec
 
-
-def t5_layers(
-    shape: Architecture,
-    config: TransformerConfig,
-    device: Any,
-    seed: int,
-    part: Literal["encoder", "decoder"],
-) -> TransformerBlockSubmodules:
-    """Return the spec of the layers of a T5's encoder or decoder; see `gpt_layers`.
-
-    The parts need seeds of their own, or their layers would start alike.
-    """
-    from megatron.core.models.T5 import t5_spec
-
-    if uses_transformer_engine(shape, device):
-        layer = getattr(t5_spec, f"{part}_model_with_transformer_engine_default_spec")()
-    else:
-        layer = getattr(t5_spec, f"{part}_model_with_local_spec")()
-    return _block(layer, shape, config, device, seed, None)
-
-
-def _block(
-    layer: Any,
-    shape: Architecture,
-    config: TransformerConfig,
-    device: Any,
-    seed: int,
-    virtual_stage: int | None,
-) -> TransformerBlockSubmodules:
-    """Complete megatron-core's spec of a layer with our attention, norms and seeds, and repeat it."""
-    layer = copy.deepcopy(layer)
+        engine = "transformer_engine_default" if with_engine else "local"
+        spec = getattr(t5_spec, f"{part}_model_with_{engine}_spec")
+    layer = copy.deepcopy(spec())
     layer.module = seeded_layer(seed)
     parts, attention = layer.submodules, core_attention(shape, config, device)
     parts.self_attention.submodules.core_attention = attention
     if hasattr(parts.cross_attention, "submodules"):
         parts.cross_attention.submodules.core_attention = attention
-    if uses_transformer_engine(shape, device):
+    if with_engine:
         # Its linear layers hold their norms.
         from megatron.core.extensions.transformer_engine import TENorm as final_norm
     else:

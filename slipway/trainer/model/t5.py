@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.distributed import RankContext
-from slipway.trainer.model.layers import t5_layers
+from slipway.trainer.model.layers import stack_layers
 from slipway.trainer.model.seeding import after_layers
 from slipway.trainer.model.transformer import transformer_config
 
@@ -32,16 +32,14 @@ def t5_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) ->
     encoder, decoder = settings.encoder, settings.architecture
     assert encoder is not None
     first, second = (transformer_config(settings, shape, rank_context) for shape in (encoder, decoder))
-    seed = settings.seed
+    device, seed = rank_context.device, after_layers(settings.seed, encoder.num_layers)
     model = T5Model(
         config=second,
         encoder_config=first,
         transformer_encoder_layer_spec=_seeing_all(
-            t5_layers(encoder, first, rank_context.device, seed, "encoder")
+            stack_layers(encoder, first, device, settings.seed, "encoder")
         ),
-        transformer_decoder_layer_spec=_seeing_all(
-            t5_layers(decoder, second, rank_context.device, after_layers(seed, encoder.num_layers), "decoder")
-        ),
+        transformer_decoder_layer_spec=_seeing_all(stack_layers(decoder, second, device, seed, "decoder")),
         vocab_size=vocabulary,
         max_sequence_length=decoder.max_positions,
         parallel_output=True,

@@ -71,12 +71,8 @@ def transformer_config(
 
     Parameters
     ----------
-    settings
-        What to train.
     shape
         The stack: ``settings.architecture``, or another of the model's.
-    rank_context
-        This process.
     """
     dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
     function, fused = activation(shape, rank_context.device)
@@ -120,6 +116,12 @@ def transformer_config(
         **_recompute_options(shape),
         **_fp8_options(settings, rank_context.device),
     )
+
+
+def _recompute_options(shape: Architecture) -> dict[str, Any]:
+    if shape.recompute is None:
+        return {}
+    return {f"recompute_{name}": value for name, value in vars(shape.recompute).items()}
 
 
 def fuses_loss(settings: Settings) -> bool:
@@ -202,13 +204,3 @@ def check_device(settings: Settings, device: Any) -> None:
             f"model.fp8=False"
             f"{', or another recipe' if found >= NEEDS['delayed'].capability else ''}"
         )
-
-
-def _recompute_options(shape: Architecture) -> dict[str, Any]:
-    if shape.recompute is None:
-        return {}
-    options: dict[str, Any] = {"recompute_granularity": shape.recompute.granularity}
-    if shape.recompute.granularity == "full":
-        options["recompute_method"] = shape.recompute.method
-        options["recompute_num_layers"] = shape.recompute.num_layers
-    return options

@@ -11,38 +11,21 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.optimization import Optimization, read_optimization
 from slipway.trainer.config.values import Values
 
-
-class Schedule(Protocol):
-    """The learning rate as a function of the completed steps."""
-
-    def __call__(self, step: int) -> float:
-        """Return the learning rate of the optimizer step after `step` completed ones."""
+# The learning rate of the optimizer step after so many completed ones.
+Schedule = Callable[[int], float]
 
 
 def make_schedule(settings: Optimization, lr_scale: float = 1.0) -> Schedule:
     """Return the schedule that the settings name, all of it multiplied by `lr_scale`."""
-    schedule: Schedule
-    if settings.schedule == "WarmupAnnealing":
-        schedule = WarmupAnnealing(
-            settings.lr, settings.min_lr, settings.warmup_steps, settings.schedule_steps
-        )
-    else:
-        schedule = CosineAnnealing(
-            settings.lr,
-            settings.min_lr,
-            settings.warmup_steps,
-            settings.constant_steps,
-            settings.schedule_steps,
-        )
-    return schedule if lr_scale == 1.0 else Scaled(schedule, lr_scale)
+    rate = warmup_annealing if settings.schedule == "WarmupAnnealing" else cosine_annealing
+    return lambda step: lr_scale * rate(settings, step)
 
 
 def rate_change(flat: Mapping[str, Any], max_steps: object, step: int) -> tuple[int, float, float] | None:
@@ -73,84 +56,39 @@ def remark(settings: Optimization) -> str | None:
     )
 
 
-@dataclass(frozen=True)
-class CosineAnnealing:
-    """Linear warm-up, a cosine from `max_lr` to `min_lr`, then `min_lr`.
+def cosine_annealing(settings: Optimization, step: int) -> float:
+    """Return the rate after `step` completed steps: linear warm-up, a cosine to `min_lr`, then `min_lr`.
 
     NeMo's ``CosineAnnealing`` over ``WarmupAnnealHoldPolicy`` and, with constant steps,
     ``_linear_warmup_with_cosine_annealing``. It has two warm-ups: with constant steps Megatron-LM's
-    ``max_lr * step / warmup`` (whose first step has learning rate 0), without them
-    ``max_lr * (step + 1) / (warmup + 1)``.
-
-    Attributes
-    ----------
-    max_lr, min_lr
-        Highest and lowest learning rate.
-    warmup, constant, total
-        Steps of the warm-up, of the constant end, and of the whole schedule.
+    ``lr * step / warmup`` (whose first step has learning rate 0), without them
+    ``lr * (step + 1) / (warmup + 1)``.
     """
-
-    max_lr: float
-    min_lr: float
-    warmup: int
-    constant: int
-    total: int
-
-    def __call__(self, step: int) -> float:
-        """Return the learning rate after `step` completed steps."""
-        if self.warmup > 0 and step <= self.warmup:
-            if self.constant > 0:
-                return self.max_lr * step / self.warmup
-            return self.max_lr * ((step + 1) / (self.warmup + 1))
-        decay = self.total - self.warmup - self.constant
-        # At the end of the decay the cosine is there. NeMo divides by zero if there is no warm-up nor decay.
-        if step >= self.warmup + decay:
-            return self.min_lr
-        past, span = step - self.warmup, self.max_lr - self.min_lr
-        if self.constant > 0:
-            return self.min_lr + 0.5 * (math.cos(math.pi * (past / decay)) + 1.0) * span
-        return span * (0.5 * (1 + math.cos(math.pi * past / decay))) + self.min_lr
+    warmup, constant = settings.warmup_steps, settings.constant_steps
+    if warmup > 0 and step <= warmup:
+        return settings.lr * step / warmup if constant > 0 else settings.lr * ((step + 1) / (warmup + 1))
+    decay = settings.schedule_steps - warmup - constant
+    # At the end of the decay the cosine is there. NeMo divides by zero if there is no warm-up nor decay.
+    if step >= warmup + decay:
+        return settings.min_lr
+    past, span = step - warmup, settings.lr - settings.min_lr
+    if constant > 0:
+        return settings.min_lr + 0.5 * (math.cos(math.pi * (past / decay)) + 1.0) * span
+    return span * (0.5 * (1 + math.cos(math.pi * past / decay))) + settings.min_lr
 
 
-@dataclass(frozen=True)
-class WarmupAnnealing:
-    """Linear warm-up, a straight line from `max_lr` to `min_lr`, then `min_lr`.
+def warmup_annealing(settings: Optimization, step: int) -> float:
+    """Return the rate after `step` completed steps: linear warm-up, a straight line to `min_lr`, then that.
 
     NeMo's ``WarmupAnnealing`` over ``WarmupPolicy``.
-
-    Attributes
-    ----------
-    max_lr, min_lr
-        Highest and lowest learning rate.
-    warmup, total
-        Steps of the warm-up, and of the whole schedule.
     """
-
-    max_lr: float
-    min_lr: float
-    warmup: int
-    total: int
-
-    def __call__(self, step: int) -> float:
-        """Return the learning rate after `step` completed steps."""
-        if self.warmup > 0 and step <= self.warmup:
-            return self.max_lr * ((step + 1) / (self.warmup + 1))
-        if step > self.total:
-            return self.min_lr
-        share = (step - self.warmup) / (self.total - self.warmup)
-        return self.min_lr + (1 - share) * (self.max_lr - self.min_lr)
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """Another schedule, all of it multiplied by `factor`."""
-
-    schedule: Schedule
-    factor: float
-
-    def __call__(self, step: int) -> float:
-        """Return the learning rate after `step` completed steps."""
-        return self.factor * self.schedule(step)
+    warmup, total = settings.warmup_steps, settings.schedule_steps
+    if warmup > 0 and step <= warmup:
+        return settings.lr * ((step + 1) / (warmup + 1))
+    if step > total:
+        return settings.min_lr
+    share = (step - warmup) / (total - warmup)
+    return settings.min_lr + (1 - share) * (settings.lr - settings.min_lr)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 FILE_NAME = "metrics.jsonl"
@@ -18,12 +17,6 @@ class MetricsFile:
 
     def __init__(self, log_dir: Path, name: str = FILE_NAME) -> None:
         self._file = (log_dir / name).open("a", encoding="utf-8")
-
-    def __enter__(self) -> MetricsFile:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self.close()
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one line with its kind and the time (Unix seconds)."""

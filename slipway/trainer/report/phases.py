@@ -26,8 +26,6 @@ class PhaseTimer:
 
     Parameters
     ----------
-    device
-        The rank's.
     completed
         Steps before this launch.
 

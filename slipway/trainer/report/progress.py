@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-
-_WINDOW = 20
+from collections.abc import Callable, Collection, Iterator
 
 
 class StepClock:
@@ -42,22 +39,9 @@ class StepClock:
         self._since += time.perf_counter() - began
 
 
-class Pace:
-    """Recent seconds per step, and the time to the end."""
-
-    def __init__(self, total_steps: int) -> None:
-        self._total = total_steps
-        self._recent: deque[float] = deque(maxlen=_WINDOW)
-
-    def add(self, seconds: float) -> None:
-        """Take a step's duration into account."""
-        self._recent.append(seconds)
-
-    def eta(self, step: int) -> float:
-        """Return the seconds until the last step at the recent pace, never negative."""
-        if not self._recent:
-            return 0.0
-        return max(0, self._total - step) * sum(self._recent) / len(self._recent)
+def time_left(steps: int, recent: Collection[float]) -> float:
+    """Return the seconds that so many steps will take at the pace of recent ones, never negative."""
+    return max(0, steps) * sum(recent) / len(recent)
 
 
 def step_line(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from slipway.trainer.checkpoint.choice import Damaged
 from slipway.trainer.checkpoint.state import Progress
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.device import used_bytes
@@ -18,8 +19,10 @@ from slipway.trainer.report.flops import device_peak, model_flops
 from slipway.trainer.report.memory import fullest
 from slipway.trainer.report.metrics import DAMAGED_FILE_NAME, EventsFile, MetricsFile
 from slipway.trainer.report.phases import PHASES, compare
-from slipway.trainer.report.progress import Pace, step_line
+from slipway.trainer.report.progress import step_line, time_left
 
+# Steps whose pace tells the time to the end.
+_WINDOW = 20
 _SECONDS, _MEMORY = slice(len(PHASES)), slice(len(PHASES), None)
 
 
@@ -53,8 +56,6 @@ class Reporter:
 
     Parameters
     ----------
-    settings
-        What is trained.
     rank_context
         This process; on every rank but 0 all methods do nothing.
     vocabulary
@@ -64,7 +65,7 @@ class Reporter:
     def __init__(self, settings: Settings, rank_context: RankContext, vocabulary: int) -> None:
         self._settings = settings
         self._rank_context = rank_context
-        self._pace = Pace(settings.max_steps)
+        self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._flops = model_flops(settings.architecture, vocabulary, settings.encoder)
         self._causal_flops = model_flops(settings.architecture, vocabulary, settings.encoder, causal=True)
         self._peak = _peak(settings, rank_context)
@@ -99,12 +100,12 @@ class Reporter:
             resumed_from=str(resumed_from) if resumed_from else None,
         )
 
-    def damaged(self, damaged: Damaged) -> None:
+    def damaged(self, path: Path, reason: str, moved_to: Path | None) -> None:
         """Tell of a damaged checkpoint, where whoever looks at the run finds it at once."""
         if self._metrics:
-            with MetricsFile(self._settings.output.log_dir, DAMAGED_FILE_NAME) as file:
-                moved_to = str(damaged.moved_to) if damaged.moved_to else None
-                file.write("damaged", path=str(damaged.path), reason=damaged.reason, moved_to=moved_to)
+            with contextlib.closing(MetricsFile(self._settings.output.log_dir, DAMAGED_FILE_NAME)) as file:
+                place = str(moved_to) if moved_to else None
+                file.write("damaged", path=str(path), reason=reason, moved_to=place)
 
     def heldout(self, tokens: int, entropy: float) -> None:
         """Tell what validation will evaluate."""
@@ -127,8 +128,8 @@ class Reporter:
         flops = self._flops * step.samples / step.seconds / self._rank_context.layout.world
         mfu = flops / self._peak if self._peak else None
         memory = used_bytes(self._rank_context.device)
-        self._pace.add(step.seconds)
-        eta = self._pace.eta(progress.step)
+        self._recent.append(step.seconds)
+        eta = time_left(settings.max_steps - progress.step, self._recent)
         LOGGER.info(
             step_line(
                 progress.step,
@@ -200,8 +201,6 @@ class Reporter:
 
         Parameters
         ----------
-        step
-            The last one.
         reason
             In one word.
         is_stopped

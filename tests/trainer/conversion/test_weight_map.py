@@ -163,7 +163,7 @@ def test_incomplete_description_is_refused() -> None:
 @pytest.mark.parametrize("ends", [[1, 2], [5], 3])
 def test_tokens_that_end_a_document_come_back(ends: Any) -> None:
     config = {**config_of(description(FAMILIES["llama"]), "float32"), "eos_token_id": ends}
-    content = json.loads(json.dumps(description_of(config, True, "fp32").to_json()))
+    content = json.loads(json.dumps(description_of(config, True).to_json()))
     model = description_from_json(content, "it")
     assert config_of(model, "float32")["eos_token_id"] == ends
     assert generation_config_of(model)["eos_token_id"] == ends
