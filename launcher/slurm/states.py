@@ -89,7 +89,7 @@ _REASONS: Mapping[str, str] = {
     "JobHeldUser": _HELD,
     "PartitionDown": "its partition takes no jobs now",
     "PartitionInactive": "its partition starts no jobs now",
-    "PartitionNodeLimit": "it asks for more nodes than its partition has or gives, or for fewer than it requires",
+    "PartitionNodeLimit": "it asks for more nodes than its partition gives, or for fewer than it requires",
     "PartitionTimeLimit": "it asks for more time than its partition gives",
     "Priority": "other jobs come first",
     "QOSMaxJobsPerUserLimit": "you have as many jobs as you may at a time",
