@@ -8,7 +8,7 @@ import pytest
 from monitor_samples import FakeScheduler, Runs, append, held_out, start, train, validation, whole_training
 
 from launcher.errors import UserError
-from launcher.monitor.curves import Curves, evenly, finite_points, smooth
+from launcher.monitor.curves import Curves, evenly, find_spikes, finite_points, smooth
 from launcher.monitor.events import parse_event
 from launcher.monitor.summary import subtitle, summarize, ticks
 from launcher.schedulers.base import JobStatus
@@ -70,11 +70,33 @@ def test_tokens_of_a_growing_batch_are_summed_over_its_steps() -> None:
 
 def test_smoothing() -> None:
     assert smooth([1.0, 5.0, 3.0], window=1) == [1.0, 5.0, 3.0]
-    assert smooth([1.0, 5.0, 3.0, 3.0], window=3) == [1.0, 3.0, 11 / 3, 3.0]
+    assert smooth([1.0, 5.0, 3.0, 3.0], window=3) == [1.0, 3.0, 3.0, 3.0]
     assert smooth([]) == []
     assert list(smooth([1.0, 3.0, 3.0, 3.0], window=3, at=[0, 3])) == [1.0, 3.0]
     steps, losses = finite_points([1, 3, 4], [float("nan"), float("inf"), 1.0])
     assert (list(steps), list(losses)) == ([4], [1.0])
+
+
+FALL = [7.6 - 0.1 * step for step in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "spikes"),
+    [
+        ([], []),
+        (FALL, []),
+        ([*FALL, 5.6, 9.84, 5.6, 5.5], [21]),
+        ([*FALL, 6.5, 8.2, 9.8, 8.8, 7.1, 5.6, 5.5], [22]),  # one spike of several steps, at its peak
+        ([*FALL, 9.0, *[5.6] * 30, 8.0, 5.5], [20, 51]),
+        ([*FALL, *[5.6, 6.0] * 20], []),  # the noise of batches
+    ],
+)
+def test_spikes(losses: list[float], spikes: list[int]) -> None:
+    assert find_spikes(losses) == spikes
+
+
+def test_a_single_outlier_is_no_part_of_the_smoothed_curve() -> None:
+    assert smooth([*[6.0] * 10, 10.6, *[6.0] * 10], window=5) == [6.0] * 21
 
 
 @pytest.mark.parametrize(
