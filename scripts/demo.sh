@@ -65,4 +65,12 @@ fi
 say "What it learned"
 run slipway plot "$results/gpt3_tiny"
 
-say "All of it is in $results/gpt3_tiny. Next: python launcher/main.py training=gpt3/126m cluster=bcm --dry-run"
+if slipway generate --help >/dev/null 2>&1; then
+    say "What it writes"
+    run slipway generate "$results/gpt3_tiny" "def main(" --max-tokens 40
+fi
+
+say "All of it is in $results/gpt3_tiny. Next:"
+printf '  %s\n' "slipway history $results/gpt3_tiny" \
+    "slipway convert $results/gpt3_tiny          # to Hugging Face's format" \
+    "python launcher/main.py training=gpt3/126m cluster=bcm --dry-run"
