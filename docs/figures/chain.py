@@ -22,6 +22,7 @@ from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 
+from PIL import Image, ImageOps
 from rich.console import Console
 from rich.terminal_theme import MONOKAI, TerminalTheme
 from rich.text import Text
@@ -132,6 +133,18 @@ def draw(path: Path, title: str, text: str, theme: TerminalTheme) -> None:
     path.write_text(re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE))
 
 
+def darken(path: Path) -> None:
+    """Write a plot for dark pages beside that for light ones: its lightness is inverted, its hues stay."""
+    hue, saturation, value = ImageOps.invert(Image.open(path).convert("RGB")).convert("HSV").split()
+    turned = Image.merge("HSV", (hue.point(lambda h: (h + 128) % 256), saturation, value)).convert("RGB")
+    darkest = (13, 17, 23)  # the background of the pages
+    bands = [
+        band.point(lambda v, low=low: low + v * (240 - low) // 255)
+        for band, low in zip(turned.split(), darkest, strict=True)
+    ]
+    Image.merge("RGB", bands).save(path.with_name(f"{path.stem}_dark.png"), optimize=True)
+
+
 def main() -> None:
     data = Path(sys.argv[1]).resolve()
     directory = Path(tempfile.mkdtemp(prefix="slipway-figures-", dir="/tmp"))
@@ -147,6 +160,7 @@ def main() -> None:
         for name, theme in (("dark", MONOKAI), ("light", LIGHT)):
             draw(FIGURES / f"history_{name}.svg", "a preemption, a dead node, one training", text, theme)
         chain.slipway("plot", RUN, "--no-terminal", "-o", str(FIGURES / "chain_loss.png"), *base.split())
+        darken(FIGURES / "chain_loss.png")
         print(text)
         print(chain.slipway("verify", RUN, *base.split()))
     finally:
