@@ -35,9 +35,8 @@ modules=(
     socketserver ssl statistics stringprep subprocess symtable tarfile tempfile textwrap threading timeit tokenize
     trace traceback tracemalloc types typing uuid wave weakref webbrowser zipimport
 )
-source=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+files=("${modules[@]/#/$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/}")
 mkdir -p "$data/text"
-files=("${modules[@]/#/$source/}")
 cp -f "${files[@]/%/.py}" "$data/text" || true # one that this Python lacks is no obstacle
 run slipway data tokenize "$data/text" --pattern '*.py' --replace "data_dir=$data" "base_results_dir=$results"
 

@@ -31,10 +31,10 @@ class Points:
 
     def put(self, step: int, *values: float) -> None:
         """Add a point, in place of one of the same step."""
-        if step <= self._last:
-            self._is_sorted = False
-        else:
+        if step > self._last:
             self._last = step
+        else:
+            self._is_sorted = False
         self._steps.append(step)
         for column, value in zip(self._columns, values, strict=True):
             column.append(value)
@@ -217,8 +217,7 @@ def find_spikes(values: Sequence[float]) -> list[int]:
     Far is a tenth of the mean, and eight times the mean distance between neighbours. For both means a value
     further above counts as one that is so far above. Between two spikes are at least `_MEMORY` values.
     """
-    peaks: list[int] = []
-    last = -_MEMORY - 1
+    peaks, last = list[int](), -_MEMORY - 1
     mean = before = values[0] if values else 0.0
     distance = abs(mean) / 50
     for index, value in enumerate(values):

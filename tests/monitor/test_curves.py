@@ -8,7 +8,7 @@ import pytest
 from monitor_samples import FakeScheduler, Runs, append, held_out, start, train, validation, whole_training
 
 from launcher.errors import UserError
-from launcher.monitor.curves import Curves, evenly, find_spikes, finite_points, smooth
+from launcher.monitor.curves import Curves, Points, evenly, find_spikes, finite_points, smooth
 from launcher.monitor.events import parse_event
 from launcher.monitor.summary import subtitle, summarize, ticks
 from launcher.schedulers.base import JobStatus
@@ -40,6 +40,18 @@ def test_a_later_launch_overrides_what_it_repeats() -> None:
     assert curves.validations == [(100, 1.0)]
     assert curves.resumed == [100]
     assert curves.seconds == 60.0 + 10.0  # the time between the launches does not count
+
+
+def test_steps_out_of_order_are_sorted_whenever_they_are_read() -> None:
+    points = Points("d")
+    for step, value in ((5, 1.0), (3, 2.0), (4, 3.0)):
+        points.put(step, value)
+    assert list(points.steps) == [3, 4, 5]
+    points.put(5, 4.0)
+    assert (list(points.steps), list(points.columns[0])) == ([3, 4, 5], [2.0, 3.0, 4.0])
+    points.cut(4)
+    points.put(4, 5.0)
+    assert (list(points.steps), list(points.columns[0])) == ([3, 4], [2.0, 5.0])
 
 
 def test_a_launch_without_steps_drops_no_points() -> None:

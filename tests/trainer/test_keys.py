@@ -48,7 +48,7 @@ def test_keys_without_effect_are_reported_with_the_reason(flat: dict[str, Any], 
         (tmp_path / "launcher.json").write_text(json.dumps({"overrides": overridden}))
         *own, others = unused_report(keys, overridden_keys(tmp_path), tmp_path / "log")
         assert [line.split(": ")[1] for line in own] == [f"model.{name}" for name in notes]
-        assert others.startswith(f"{len(keys) - len(notes)} keys of the configuration have no effect here: ")
+        assert others.startswith(f"{len(keys) - len(notes)} keys have no effect here: ")
     assert overridden_keys(tmp_path / "nowhere") == set()
     assert unused_report({}, (), tmp_path) == []
 

@@ -69,21 +69,10 @@ def unused(flat: Mapping[str, Any], cuda: bool) -> dict[str, str]:
 
 
 def unused_report(unused: Mapping[str, str], overridden: Container[str], log: Path) -> list[str]:
-    """Return a line for each overridden key that changes nothing here, and one that counts the other keys.
-
-    Parameters
-    ----------
-    unused
-        The keys that change nothing here, with the reasons.
-    overridden
-        The keys that the user set on the command line.
-    log
-        The file that lists all of them.
-    """
-    own = [key for key in unused if key in overridden]
+    """Return a line for each unused key that the command line set, and one that counts the others."""
+    own = [f"note: {key}: no effect here: {reason}" for key, reason in unused.items() if key in overridden]
     others = len(unused) - len(own)
-    counted = f"{others} keys of the configuration have no effect here: {log} lists them"
-    return [*(f"note: {key}: no effect here: {unused[key]}" for key in own), *([counted] if others else [])]
+    return [*own, *([f"{others} keys have no effect here: {log} lists them"] if others else [])]
 
 
 def _is_node(key: str, table: Mapping[str, Status]) -> bool:
