@@ -115,7 +115,7 @@ clean:
 	rm -rf .cache .venv .venv-nemo build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/setup.done: setup.cfg constraints.txt
-	@scripts/venv.sh $(PYTHON) train,data,plot
+	@scripts/venv.sh $(PYTHON) train,data,conversion,plot
 	@touch $@
 
 .venv/test.done: setup.cfg constraints.txt

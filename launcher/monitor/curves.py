@@ -8,9 +8,14 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from launcher.monitor.events import Event, HeldOut, Start, Train, Validation
+
+# About so many values of a window make a smoothed one; and the weight of a mean that moves is of so many.
+_SAMPLES, _MEMORY = 100, 10
 
 
 class Points:
@@ -19,16 +24,18 @@ class Points:
     def __init__(self, *types: str) -> None:
         self._steps = array("q")
         self._columns: list[array[Any]] = [array(kind) for kind in types]
-        self._is_sorted = True
+        self._is_sorted, self._last = True, -1
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def put(self, step: int, *values: float) -> None:
         """Add a point, in place of one of the same step."""
-        steps = self._steps
-        self._is_sorted = self._is_sorted and (not steps or step > steps[-1])
-        steps.append(step)
+        if step > self._last:
+            self._last = step
+        else:
+            self._is_sorted = False
+        self._steps.append(step)
         for column, value in zip(self._columns, values, strict=True):
             column.append(value)
 
@@ -37,6 +44,7 @@ class Points:
         at = bisect_left(self.steps, step)
         for column in (self._steps, *self._columns):
             del column[at:]
+        self._last = self._steps[-1] if at else -1
 
     @property
     def steps(self) -> array[int]:
@@ -107,9 +115,9 @@ class Curves:
                     self.first_step = event.step
                 self.start, self._until, self._has_trained = event, event.time, False
                 return
-        if self._until:
-            self.seconds += max(event.time - self._until, 0.0)
-        self._until = max(event.time, self._until)
+        if event.time > self._until:
+            self.seconds += event.time - self._until if self._until else 0.0
+            self._until = event.time
 
     def _rewind(self, step: int) -> None:
         self._has_trained = True
@@ -136,6 +144,12 @@ class Curves:
         losses, is_missing = self.train.columns[:2]
         return None if is_missing[index] else float(losses[index])
 
+    @cached_property
+    def spikes(self) -> list[tuple[int, float]]:
+        """The spikes of the training loss, of curves that take in no further event."""
+        steps, losses = finite_points(self.steps, self.losses)
+        return [(steps[index], losses[index]) for index in find_spikes(losses)]
+
     @property
     def validations(self) -> Sequence[tuple[int, float]]:
         """The held-out curve in the order of its steps."""
@@ -154,8 +168,12 @@ class Curves:
     @property
     def tokens_per_second(self) -> float | None:
         """The mean throughput: tokens divided by the time that they took."""
-        seconds = sum(tokens / speed for tokens, speed in self._spans() if speed)
-        return sum(tokens for tokens, speed in self._spans() if speed) / seconds if seconds else None
+        tokens, seconds = 0, 0.0
+        for some, speed in self._spans():
+            if speed:
+                tokens += some
+                seconds += some / speed
+        return tokens / seconds if seconds else None
 
     def _spans(self) -> Iterator[tuple[int, float]]:
         _, _, tokens, speeds = self.train.columns
@@ -177,18 +195,43 @@ def smooth(
 ) -> list[float]:
     """Return a centred moving mean over `window` values, by default a fortieth; `at` some indices, or all.
 
-    At the steep beginning it narrows on both sides, so that the first losses are not pulled down; at the
-    flat end only on the right, so that the last noise is smoothed too.
+    The mean is of the middle half of the values, so that a spike does not become a plateau; of a wide window
+    it takes evenly spaced values. At the steep beginning the window narrows on both sides, so that the first
+    losses are not pulled down; at the flat end only on the right, so that the last noise is smoothed too.
     """
     size = len(values)
     half = (window if window is not None else size // 40) // 2
-    sums = array("d", itertools.accumulate(values, initial=0.0))
     means = []
     for index in range(size) if at is None else at:
         left = min(half, index)
         low, high = index - left, min(index + left, size - 1) + 1
-        means.append((sums[high] - sums[low]) / (high - low))
+        part = sorted(values[low : high : (high - low) // _SAMPLES + 1])
+        outer = (len(part) + 1) // 4
+        means.append(fmean(part[outer : len(part) - outer]))
     return means
+
+
+def find_spikes(values: Sequence[float]) -> list[int]:
+    """Return the indices of spikes: the peaks of what stands far above the value before and a moving mean.
+
+    Far is a tenth of the mean, and eight times the mean distance between neighbours. For both means a value
+    further above counts as one that is so far above. Between two spikes are at least `_MEMORY` values.
+    """
+    peaks, last = list[int](), -_MEMORY - 1
+    mean = before = values[0] if values else 0.0
+    distance = abs(mean) / 50
+    for index, value in enumerate(values):
+        limit = min(mean, before) + max(8 * distance, abs(mean) / 10)
+        if value > limit:
+            if index - last > _MEMORY:
+                peaks.append(index)
+            elif value > values[peaks[-1]]:
+                peaks[-1] = index
+            last, value = index, limit
+        distance += (abs(value - before) - distance) / _MEMORY
+        mean += (value - mean) / _MEMORY
+        before = value
+    return peaks
 
 
 def evenly(size: int, most: int) -> Sequence[int]:

@@ -167,8 +167,10 @@ class EventReader:
     def stream(self) -> Iterator[Event]:
         """Yield the new events, oldest first; those of a long training may not fit into memory."""
         for line in self._lines():
-            step = parse_step(line)
-            yield from parse_events(line) if step is None else [step]
+            if (step := parse_step(line)) is not None:
+                yield step
+            else:
+                yield from parse_events(line)
 
     def newest(self, steps: int) -> list[Event]:
         """Return the new events, with the first step after each start and the last `steps` steps only."""

@@ -154,7 +154,7 @@ def _layout(start: Start | None) -> str:
 _HEIGHT = 20
 _NARROWEST, _WIDEST = 40, 110
 _BLUE, _ORANGE, _GREY = (74, 144, 226), (240, 140, 40), (150, 150, 150)
-_GREEN = (80, 170, 90)
+_GREEN, _RED = (80, 170, 90), (214, 69, 65)
 
 Points = Sequence[tuple[int, float]]
 
@@ -187,13 +187,14 @@ def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> st
     for axis, side in (("x", "upper"), ("y", "right")):
         figure.axes(False, axis=axis, side=side)
     shown = [evaluated[index] for index in evenly(len(evaluated), width // 3)]
-    _set_ticks(figure, [*train, *held_out, *shown], curves.entropy)
+    _set_ticks(figure, [*train, *held_out, *shown, *curves.spikes], curves.entropy)
     if curves.entropy is not None:
         figure.line(curves.entropy, pixel=plotext.pixel(_GREY), style="dotted")
     for points, symbol, pixel in (
         (train, "braille", _BLUE),
         (held_out, "●", _ORANGE),
         (shown, "◆", _GREEN),
+        (curves.spikes, "▲", _RED),
     ):
         if points:
             marker = plotext.marker(symbol, plotext.pixel(pixel))
@@ -210,6 +211,8 @@ def _legend(curves: Curves, has_evaluations: bool, coloured: bool) -> str:
         entries.append(("●", _ORANGE, "held-out loss"))
     if has_evaluations:
         entries.append(("◆", _GREEN, "evaluated"))
+    if curves.spikes:
+        entries.append(("▲", _RED, "spike"))
     if curves.entropy is not None:
         entries.append(("┈┈", _GREY, f"unigram entropy {tables.loss(curves.entropy)}"))
     parts = []
@@ -244,6 +247,7 @@ TRAIN = "#2f6db5"
 HELD_OUT = "#e07b1a"
 ENTROPY = "#5c6670"
 EVALUATED = "#3d8b50"
+SPIKE = "#d64541"
 # The columns of pixels of a curve at most: the picture is a little wider.
 _COLUMNS = 1400
 
@@ -257,6 +261,9 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     drawn = evenly(len(steps), 4 * _COLUMNS)
     means = smooth(losses, at=drawn)
     axes.plot([steps[index] for index in drawn], means, color=TRAIN, linewidth=2, label="train loss")
+    if curves.spikes:
+        style = {"color": SPIKE, "linestyle": "", "marker": "v", "markersize": 5}
+        axes.plot(*zip(*curves.spikes, strict=True), label="spike", **style)
     steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
     if steps:
         marker = "o" if len(steps) <= 60 else None

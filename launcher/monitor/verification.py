@@ -127,6 +127,9 @@ def _loss_falling(seen: Evidence) -> Judgement:
         evidence += f"; held-out {tables.loss(held_out[0])} → {tables.loss(held_out[-1])}"
         rises = training is not None and training.trend is Trend.RISES
         verdict = OK if held_out[-1] < held_out[0] and not rises else FAILED
+    if spikes := seen.curves.spikes:
+        plural = "s" * (len(spikes) > 1)
+        evidence += f"; {len(spikes)} spike{plural}, at step{plural} {_listed(step for step, _ in spikes)}"
     return verdict, evidence
 
 

@@ -45,7 +45,7 @@ def quiet() -> None:
 def start_logging(log_dir: Path, world: World) -> None:
     """Log this process to its file in `log_dir` (created if need be), rank 0 to stdout as well.
 
-    Warnings of megatron-core and torch go to the file only.
+    Warnings of megatron-core and torch, and what the level of debugging has, go to the file only.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     to_file = logging.FileHandler(log_dir / rank_log_name(world), encoding="utf-8")
@@ -53,9 +53,10 @@ def start_logging(log_dir: Path, world: World) -> None:
     to_file.addFilter(_is_signal)
     logging.getLogger().addHandler(to_file)
     logging.getLogger().setLevel(logging.WARNING)
-    LOGGER.setLevel(logging.INFO)
+    LOGGER.setLevel(logging.DEBUG)
     if world.is_main:
         to_stdout = logging.StreamHandler(sys.stdout)
+        to_stdout.setLevel(logging.INFO)
         to_stdout.setFormatter(_Plain())
         LOGGER.addHandler(to_stdout)
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.trainer import errors, failures, logs, needless, requirements
-from slipway.trainer.config.check import check_keys, unused
+from slipway.trainer.config.check import check_keys, unused, unused_report
 from slipway.trainer.config.layout import Layout, make_layout
 from slipway.trainer.config.load import flatten, load_config
 from slipway.trainer.config.settings import Settings, read_settings
 from slipway.trainer.device import make_deterministic, prepare_environment
-from slipway.trainer.report.provenance import write_git_info, write_packages
+from slipway.trainer.report.provenance import overridden_keys, write_git_info, write_packages
 from slipway.trainer.signals import StopSignals
 from slipway.trainer.world import World
 
@@ -72,7 +72,7 @@ def _pretrain(options: argparse.Namespace, process: _Process) -> int:
         prepare_environment(settings, os.environ)
         needless.skip_s3()
         _open_logs(settings.output.log_dir, world, config)
-        return _train(settings, layout, process, flat, options.stop_after)
+        return _train(settings, layout, process, flat, options)
     except UserError as error:
         # The rank that tells of it may be gone first, and bring signals to those that wait for that.
         process.signals.ended(EXIT_USER_ERROR)
@@ -119,7 +119,7 @@ def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
 
 
 def _train(
-    settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], stop_after: int | None
+    settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], options: argparse.Namespace
 ) -> int:
     # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
     with needless.no_garbage():
@@ -141,11 +141,15 @@ def _train(
         rank_context = make_rank_context(process.world, layout, device, settings.timeouts)
         with sole_writer(settings, rank_context) as lock:
             session = open_session(settings, rank_context)
-            for line in startup_report(session, unused(flat, cuda=not on_cpu)):
+            keys, overridden = unused(flat, cuda=not on_cpu), overridden_keys(options.config_path)
+            log = settings.output.log_dir / logs.rank_log_name(process.world)
+            for line in (*startup_report(session), *unused_report(keys, overridden, log)):
                 logs.LOGGER.info(line)
+            for key, reason in keys.items():
+                logs.LOGGER.debug("%s: no effect here: %s", key, reason)
             stopping = Stopping(settings, rank_context, process.signals, process.started)
             try:
-                reason = train(session, stopping, stop_after, lock)
+                reason = train(session, stopping, options.stop_after, lock)
             except UserError:
                 if lock is not None and lock.lost():
                     process.log_dir = None  # by now it may be another training's

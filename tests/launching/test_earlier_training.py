@@ -114,7 +114,7 @@ def test_another_rate_seed_or_batch_is_reported_and_recorded(tmp_path: Path) -> 
         "training.model.global_batch_size=64",
     )
     assert "warning: training.run.name='mine': launch 1 of this run had other settings" in message
-    assert "training.model.optim.lr 0.005 → 0.05" in message
+    assert "training.model.optim.lr 0.006 → 0.05" in message
     assert "training.model.seed 1234 → 7" in message
     assert "continues from its checkpoints" in message
     recorded = manifest(tmp_path)["differs"]
@@ -129,8 +129,8 @@ KEEPS = "+training.model.optim.sched.max_steps=200"
 @pytest.mark.parametrize(
     ("step", "overrides", "rates"),
     [
-        (200, ("training.trainer.max_steps=400",), "of step 201 from 0.0005 to 0.0029"),
-        (100, ("training.trainer.max_steps=150",), "of step 101 from 0.0031 to"),
+        (200, ("training.trainer.max_steps=400",), "of step 201 from 0.0006 to 0.0035"),
+        (100, ("training.trainer.max_steps=150",), "of step 101 from 0.0038 to"),
         (None, ("training.trainer.max_steps=400",), "of step 22 from"),
         (200, ("training.trainer.max_steps=400", KEEPS), None),
         (200, (), None),

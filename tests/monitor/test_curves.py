@@ -8,7 +8,7 @@ import pytest
 from monitor_samples import FakeScheduler, Runs, append, held_out, start, train, validation, whole_training
 
 from launcher.errors import UserError
-from launcher.monitor.curves import Curves, evenly, finite_points, smooth
+from launcher.monitor.curves import Curves, Points, evenly, find_spikes, finite_points, smooth
 from launcher.monitor.events import parse_event
 from launcher.monitor.summary import subtitle, summarize, ticks
 from launcher.schedulers.base import JobStatus
@@ -42,6 +42,18 @@ def test_a_later_launch_overrides_what_it_repeats() -> None:
     assert curves.seconds == 60.0 + 10.0  # the time between the launches does not count
 
 
+def test_steps_out_of_order_are_sorted_whenever_they_are_read() -> None:
+    points = Points("d")
+    for step, value in ((5, 1.0), (3, 2.0), (4, 3.0)):
+        points.put(step, value)
+    assert list(points.steps) == [3, 4, 5]
+    points.put(5, 4.0)
+    assert (list(points.steps), list(points.columns[0])) == ([3, 4, 5], [2.0, 3.0, 4.0])
+    points.cut(4)
+    points.put(4, 5.0)
+    assert (list(points.steps), list(points.columns[0])) == ([3, 4], [2.0, 5.0])
+
+
 def test_a_launch_without_steps_drops_no_points() -> None:
     curves = join_launches(whole_training(0, 50), [start(50, time=9000.0)], [])
     assert curves.steps[-1] == 50 and curves.resumed == []
@@ -70,11 +82,33 @@ def test_tokens_of_a_growing_batch_are_summed_over_its_steps() -> None:
 
 def test_smoothing() -> None:
     assert smooth([1.0, 5.0, 3.0], window=1) == [1.0, 5.0, 3.0]
-    assert smooth([1.0, 5.0, 3.0, 3.0], window=3) == [1.0, 3.0, 11 / 3, 3.0]
+    assert smooth([1.0, 5.0, 3.0, 3.0], window=3) == [1.0, 3.0, 3.0, 3.0]
     assert smooth([]) == []
     assert list(smooth([1.0, 3.0, 3.0, 3.0], window=3, at=[0, 3])) == [1.0, 3.0]
     steps, losses = finite_points([1, 3, 4], [float("nan"), float("inf"), 1.0])
     assert (list(steps), list(losses)) == ([4], [1.0])
+
+
+FALL = [7.6 - 0.1 * step for step in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "spikes"),
+    [
+        ([], []),
+        (FALL, []),
+        ([*FALL, 5.6, 9.84, 5.6, 5.5], [21]),
+        ([*FALL, 6.5, 8.2, 9.8, 8.8, 7.1, 5.6, 5.5], [22]),  # one spike of several steps, at its peak
+        ([*FALL, 9.0, *[5.6] * 30, 8.0, 5.5], [20, 51]),
+        ([*FALL, *[5.6, 6.0] * 20], []),  # the noise of batches
+    ],
+)
+def test_spikes(losses: list[float], spikes: list[int]) -> None:
+    assert find_spikes(losses) == spikes
+
+
+def test_a_single_outlier_is_no_part_of_the_smoothed_curve() -> None:
+    assert smooth([*[6.0] * 10, 10.6, *[6.0] * 10], window=5) == [6.0] * 21
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,15 @@ def test_a_training_loss_that_falls_is_enough(runs: Runs, scheduler: FakeSchedul
     assert "held-out" not in checks["loss falling"].evidence
 
 
+def test_a_spike_is_a_note(runs: Runs, scheduler: FakeScheduler) -> None:
+    scheduler.set("11", COMPLETED)
+    launch = sound_launch(runs)
+    rewrite(launch, lambda e: e | {"loss": 10.6} if e["kind"] == "train" and e["step"] == 19 else e)
+    code, checks = verify_launch(launch)
+    assert code == 0
+    assert checks["loss falling"].evidence.endswith("; 1 spike, at step 19")
+
+
 def test_a_resumed_run_is_verified_as_a_whole(runs: Runs, scheduler: FakeScheduler) -> None:
     """The second launch alone is flat, too short, and begins at step 280; the first was killed at 290."""
     first = sound_launch(runs, 1, last=290)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from slipway.common.errors import UserError
-from slipway.trainer.config.check import check_keys, unused
+from slipway.trainer.config.check import check_keys, unused, unused_report
 from slipway.trainer.config.keys import KEYS, Implemented, status_of
 from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
+from slipway.trainer.report.provenance import overridden_keys
 
 pytestmark = pytest.mark.trainer
 
@@ -34,11 +36,21 @@ def test_a_misspelt_key_is_refused_with_the_right_spelling(flat: dict[str, Any])
         check_keys({**flat, "model.num_layer": 4})
 
 
-def test_keys_without_effect_are_reported_with_the_reason(flat: dict[str, Any]) -> None:
-    lines = unused({**flat, "model.fp8_margin": 0, "model.transformer_engine": True}, cuda=False)
-    assert any("FP8 is Transformer Engine's" in line and "model.fp8_margin" in line for line in lines)
-    assert any("Transformer Engine" in line and "model.transformer_engine" in line for line in lines)
-    assert not any("model.num_layers" in line for line in lines)
+def test_keys_without_effect_are_reported_with_the_reason(flat: dict[str, Any], tmp_path: Path) -> None:
+    keys = unused({**flat, "model.fp8_margin": 0, "model.transformer_engine": True}, cuda=False)
+    assert "FP8 is Transformer Engine's" in keys["model.fp8_margin"]
+    assert "Transformer Engine" in keys["model.transformer_engine"]
+    assert "model.num_layers" not in keys
+    for overridden, notes in (
+        ([], []),
+        (["+training.model.fp8_margin=0", "training=gpt3/tiny"], ["fp8_margin"]),
+    ):
+        (tmp_path / "launcher.json").write_text(json.dumps({"overrides": overridden}))
+        *own, others = unused_report(keys, overridden_keys(tmp_path), tmp_path / "log")
+        assert [line.split(": ")[1] for line in own] == [f"model.{name}" for name in notes]
+        assert others.startswith(f"{len(keys) - len(notes)} keys have no effect here: ")
+    assert overridden_keys(tmp_path / "nowhere") == set()
+    assert unused_report({}, (), tmp_path) == []
 
 
 @pytest.mark.parametrize(

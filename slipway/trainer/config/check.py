@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from pathlib import Path
 from typing import Any
 
 from slipway.common.errors import UserError, suggest
@@ -46,8 +47,8 @@ def check_keys(flat: Mapping[str, Any]) -> None:
             raise UserError(f"{key}={value!r}: {status.reason}; valid here: {valid}")
 
 
-def unused(flat: Mapping[str, Any], cuda: bool) -> list[str]:
-    """Say which of the given keys change nothing here, one line for each reason; the launcher's go without.
+def unused(flat: Mapping[str, Any], cuda: bool) -> dict[str, str]:
+    """Return the keys that change nothing here, with the reason; without those of the launcher.
 
     Parameters
     ----------
@@ -56,15 +57,22 @@ def unused(flat: Mapping[str, Any], cuda: bool) -> list[str]:
     cuda
         Whether there is a CUDA device.
     """
-    by_reason: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}
     table = table_for(flat)
     for key in flat:
         status = status_of(key, table)
         if isinstance(status, Irrelevant) and status is not LAUNCHER:
-            by_reason.setdefault(status.reason, []).append(key)
+            reasons[key] = status.reason
         elif isinstance(status, Implemented) and status.on_cpu and not cuda:
-            by_reason.setdefault(status.on_cpu, []).append(key)
-    return [f"{reason}: {', '.join(keys)}" for reason, keys in by_reason.items()]
+            reasons[key] = status.on_cpu
+    return reasons
+
+
+def unused_report(unused: Mapping[str, str], overridden: Container[str], log: Path) -> list[str]:
+    """Return a line for each unused key that the command line set, and one that counts the others."""
+    own = [f"note: {key}: no effect here: {reason}" for key, reason in unused.items() if key in overridden]
+    others = len(unused) - len(own)
+    return [*own, *([f"{others} keys have no effect here: {log} lists them"] if others else [])]
 
 
 def _is_node(key: str, table: Mapping[str, Status]) -> bool:

@@ -27,16 +27,8 @@ from slipway.trainer.report.progress import count, number
 from slipway.trainer.requirements import outside_tried
 
 
-def startup_report(session: Session, unused: list[str]) -> list[str]:
-    """Return the lines that describe a training.
-
-    Parameters
-    ----------
-    session
-        The training.
-    unused
-        Keys of the configuration that change nothing here, with the reasons.
-    """
+def startup_report(session: Session) -> list[str]:
+    """Return the lines that describe a training."""
     return [
         _model(session),
         _world(session),
@@ -44,7 +36,6 @@ def startup_report(session: Session, unused: list[str]) -> list[str]:
         *_data(session),
         _checkpoints(session),
         *_notes(session),
-        *_unused(unused),
     ]
 
 
@@ -206,7 +197,3 @@ def _notes(session: Session) -> list[str]:
     if session.resumed_from:
         notes.append(f"resuming from {session.resumed_from} at step {session.progress.step}")
     return notes
-
-
-def _unused(unused: list[str]) -> list[str]:
-    return ["keys without effect here:", *(f"  {line}" for line in unused)] if unused else []

@@ -48,6 +48,15 @@ def packages(*others: str) -> dict[str, str]:
     return versions
 
 
+def overridden_keys(directory: Path) -> set[str]:
+    """Return the keys of a training that the command line of its launch set; `directory` is the launch's."""
+    try:
+        overrides = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))["overrides"]
+        return {word.lstrip("+").partition("=")[0].removeprefix("training.") for word in overrides}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
+
+
 def _of_checkout(code: Path) -> str | None:
     # A copy may lie in a checkout, in its results/, without being a part of it.
     if not _git(code, "ls-files", "--", "."):
