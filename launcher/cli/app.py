@@ -46,6 +46,14 @@ _MODULES = {
     **dict.fromkeys(("convert", "evaluate"), "checkpoints"),
 }
 
+# Options of Hydra's programs, such as the NeMo launcher's, and what does the same.
+_OF_HYDRA = {
+    **dict.fromkeys(("--config-path", "-cp", "-cd"), "--config-dir DIR, read in front of Slipway's own tree"),
+    **dict.fromkeys(("--config-name", "-cn"), "--config-dir DIR, whose root is config.yaml"),
+    **dict.fromkeys(("--multirun", "-m"), "slipway sweep OVERRIDE…, with KEY=VALUE,VALUE"),
+    **dict.fromkeys(("--cfg", "-c"), "slipway show OVERRIDE…"),
+}
+
 # The verbs that take a command of the user's after `--`, which argparse must not parse.
 _WITH_COMMAND = ("attach",)
 
@@ -298,6 +306,10 @@ def _unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) ->
     # argparse counts the overrides before an unknown option among what it does not know.
     words = [word for word in words if word.startswith("-")] or words
     message = f"unrecognized arguments: {' '.join(recorded(words))}"
+    takes_overrides = any(action.dest == "overrides" for action in parser._actions)
+    names = [word.partition("=")[0] for word in words if takes_overrides]
+    if of_hydra := next(filter(_OF_HYDRA.__contains__, names), None):
+        return UserError(message, hint=f"{of_hydra} is Hydra's; here: {_OF_HYDRA[of_hydra]}")
     bare = {word.lstrip("-"): word.partition("=")[0] for word in words if word.startswith("-")}
     # No key has a dash in it, and most options have.
     overrides = [redacted(text) for text in bare if "=" in text and "-" not in text.partition("=")[0]]

@@ -23,6 +23,7 @@ from omegaconf.errors import (
 )
 
 from launcher.config.hydra_setup import RESOLVERS
+from launcher.config.nemo_launcher import way
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
@@ -89,7 +90,8 @@ class Attempt:
 
     def no_choice(self, group: str, choice: str) -> NoSuchChoice:
         """Return the error about a choice that its group does not have, with those that it has."""
-        return NoSuchChoice(group, choice, choice_hint(choice, options_of(group, self.trees.roots)))
+        hint = way(group, choice) or choice_hint(choice, options_of(group, self.trees.roots))
+        return NoSuchChoice(group, choice, hint)
 
 
 def _keys_of(mapping: Any) -> list[str]:
@@ -277,6 +279,8 @@ def _no_such_key(key: str, text: str, attempt: Attempt) -> UserError:
     tree, start = attempt.tree, f"{escape(text)}: there is no such key"
     if tree is None:
         return UserError(start, key=key)
+    if hint := way(key.partition(".")[0]):
+        return UserError(start, key=key, hint=hint)
     node = OmegaConf.select(tree, parent) if parent else tree
     if not isinstance(node, DictConfig):
         hint = f"{parent} is not there, or holds no keys"
@@ -349,7 +353,7 @@ def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError
         hint = f"of the environment: ${{oc.env:{name}}}; or let envsubst fill it in before"
     if name.startswith("cluster.") and name.removeprefix("cluster.") in ClusterConfig.model_fields:
         key = "cluster"
-        hint = "the files in cluster/ build on what all clusters share: defaults: [_base, _self_]"
+        hint = "a file in cluster/ builds on another: defaults: [bcm, _self_], which is NeMo in its container"
     return UserError(f"{start}=${{{name}}}: there is no key {name!r} to refer to", key=key, hint=hint)
 
 
@@ -368,6 +372,9 @@ def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
         return []
     if path is None or not isinstance(node, yaml.MappingNode):
         return []
+    if any(key.value == "training_config" for key, _ in node.value):
+        message = f"{escape(display_path(path))}: the root of a NeMo launcher's tree"
+        return [UserError(message, hint=f"slipway adopt {for_shell(display_path(path.parent))} makes one of ours")]
     return [*_unknown_groups(path, node, roots), *_unknown_keys(path, node), *_missing(path, node, ours)]
 
 
@@ -380,7 +387,7 @@ def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -
         yield UserError(
             f"{escape(name)}={escape(choice)}: there is no such group",
             source=f"from {escape(display_path(path))}:{line}",
-            hint=near if near.startswith("did") else f"take the line out; {near}",
+            hint=way(name) or (near if near.startswith("did") else f"take the line out; {near}"),
         )
 
 
@@ -388,12 +395,11 @@ def _unknown_keys(path: Path, node: yaml.MappingNode) -> Iterator[UserError]:
     for key, _ in node.value:
         if key.value not in (*RunConfig.model_fields, "defaults", "hydra"):
             near = nearest(key.value, RunConfig.model_fields)
-            # The NeMo launcher has training_config for the choice of training.
-            is_meant = near and not key.value.endswith("_config")
+            is_meant = near and not way(key.value)
             yield UserError(
                 f"{escape(key.value)}: there is no such key",
                 source=f"from {escape(display_path(path))}:{key.start_mark.line + 1}",
-                hint=f"did you mean {near[0]!r}?" if is_meant else "take the line out",
+                hint=f"did you mean {near[0]!r}?" if is_meant else way(key.value) or "take the line out",
             )
 
 
