@@ -36,7 +36,7 @@ _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
 _VERBS = (
     *("launch", "sweep", "check", "suggest", "doctor", "gpu-check", "render", "diff", "show", "list"),
     *("status", "follow", "logs", "plot", "history", "cancel", "hold", "release", "attach", "verify"),
-    *("convert", "evaluate", "data", "image", "sandbox", "init", "completion"),
+    *("convert", "evaluate", "data", "image", "sandbox", "init", "adopt", "completion"),
 )
 _MODULES = {
     "diff": "render",
@@ -75,6 +75,7 @@ examples:
   slipway image build nemo                                   a recipe's image, for every node
   slipway sandbox up                                         a throw-away Slurm on this machine
   slipway init                                               a small tree of your own to edit
+  slipway adopt ~/nemo-launcher/launcher_scripts/conf        a tree of your own from a NeMo launcher's
 
 `slipway VERB --help` has the details. Exit codes: 0 success, 1 failure, 2 a mistake in the command line or
 the configuration, 3 the state of a job is unknown, 4 a job is under way, even if something failed after it

@@ -72,7 +72,7 @@ class TreeSource(ConfigSource):
         return "slipway"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        text, content = _read(self._path_of(config_path))
+        text, content = read_file(self._path_of(config_path))
         _build_on_next(content, _name_and_skipped(config_path)[0], self._number + 1)
         return ConfigResult(self.provider, self.full_path(), content, self._get_header_dict(text))
 
@@ -148,7 +148,7 @@ def _parse(text: str) -> bytes | None:
     return pickle.dumps(OmegaConf.create(content or {})) if isinstance(content, dict | None) else None
 
 
-def _read(path: Path) -> tuple[str, DictConfig]:
+def read_file(path: Path) -> tuple[str, DictConfig]:
     """Return the text of a file of the tree, and its keys; raise UserError if it cannot be read."""
     name, text = escape(display_path(path)), ""
     try:

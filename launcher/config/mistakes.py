@@ -375,7 +375,13 @@ def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
     if any(key.value == "training_config" for key, _ in node.value):
         message = f"{escape(display_path(path))}: the root of a NeMo launcher's tree"
         return [UserError(message, hint=f"slipway adopt {for_shell(display_path(path.parent))} makes one of ours")]
-    return [*_unknown_groups(path, node, roots), *_unknown_keys(path, node), *_missing(path, node, ours)]
+    missing = [] if _builds_on_ours(node) else _missing(path, node, ours)
+    return [*_unknown_groups(path, node, roots), *_unknown_keys(path, node), *missing]
+
+
+def _builds_on_ours(node: yaml.MappingNode) -> bool:
+    lists = [value.value for key, value in node.value if key.value == "defaults"]
+    return any(entry.value == MAIN for entries in lists for entry in entries)
 
 
 def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:

@@ -86,9 +86,8 @@ def other_script(family: str) -> str:
 def way(key: str, choice: str = "") -> str | None:
     """Return how to do here what a key, a stage or a choice of the NeMo launcher did; ``None`` if it has none."""
     name = key.removesuffix("_config")
-    if key in _KEYS or name in STAGES:
-        return f"the NeMo launcher's; {_KEYS.get(key) or STAGES[name]}"
-    return f"the NeMo launcher's; {_CHOICES[key]}" if key in _CHOICES and "/" in choice else None
+    of_choice = _CHOICES.get(key) if "/" in choice else None
+    return _KEYS.get(key) or STAGES.get(name) or of_choice
 
 
 def model_type_of(choice: str, model: Any) -> str:

@@ -80,6 +80,8 @@ _NUMBERS: dict[str, _Range] = {
 
 # Profilers that no shipped configuration names: their keys are near to those of `nsys_profile`.
 _UNSHIPPED = ("model.torch_profile.", "model.memory_profile.")
+# Transformer Engine's table of a layout, which NeMo reads and no shipped configuration has.
+_OVERLAPS = "model.ub_tp_comm_overlap_cfg"
 
 _FLAGS = (
     *(f"model.{name}" for name in _MODEL_FLAGS.split()),
@@ -176,6 +178,8 @@ def key_problems(
         value = values.raw(key)
         near = nearest_key(key, shipped_keys) if not key.startswith(_UNSHIPPED) else None
         fix = f"did you mean {full(near)}?" if near is not None else None
+        if engine == "nemo" and f"{key}.".startswith(f"{_OVERLAPS}."):
+            continue
         if isinstance(value, Mapping) or (near is None and (value is None or value is False)):
             continue
         if engine == "megatron_lm":
