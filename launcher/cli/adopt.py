@@ -84,7 +84,9 @@ def write_adopted(directory: Path, output: Path) -> Adoption:
         _write(tree, {**adoption.files, REPORT: "\n".join(_report(adoption))})
         tree.replace(output.absolute())
     except OSError as error:
-        raise UserError(f"nothing was written, because {error.filename or output}: {error.strerror}") from error
+        raise UserError(
+            f"nothing was written, because {error.filename or output}: {error.strerror}"
+        ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return adoption

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from launcher.config.compose import CONF_DIR, BatchComposer
-from launcher.config.hydra_setup import read_file
+from launcher.config.compose import CONF_DIR, BatchComposer, Composition
+from launcher.config.hydra_setup import read_mapping
 from launcher.config.nemo_launcher import OTHER_SCRIPTS, STAGES, model_type_of, other_script, way
 from launcher.config.overrides import STAGES as OURS
 from launcher.config.schema import ClusterConfig, NumaMapping
@@ -45,6 +45,7 @@ _KUBERNETES = {"shm_size", "pull_secret", "dns_policy", "ib_interfaces", "nfs_se
 # What only our sizes say, and what NeMo is not handed or reads as if it were not there.
 _OWN = re.compile(r"(run\.(model_type|preprocessed_dir|blending_alpha)|resume\..*|name|restore_from_path)$")
 
+_PART = "_nemo_"
 _FROM = "# From the NeMo launcher's {}, by `slipway adopt`.\n"
 
 
@@ -91,7 +92,7 @@ def adopt(directory: Path) -> Adoption:
 
 def _plain(path: Path) -> dict[str, Any]:
     """Return the keys of a file as they are written, with references."""
-    content: Any = OmegaConf.to_container(read_file(path)[1])
+    content: Any = OmegaConf.to_container(read_mapping(path)[1])
     return dict(content)
 
 
@@ -131,7 +132,9 @@ def _root_values(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[
         elif key not in _KNOWN and not key.endswith("_config"):
             adoption.note(escape(key), "left out", way(key) or "Slipway has no such key")
     if str(root.get("cluster_type", "bcm")) not in ("bcm", "interactive"):
-        adoption.note(f"cluster_type={escape(str(root['cluster_type']))}", "left out", "Slipway launches to Slurm")
+        adoption.note(
+            f"cluster_type={escape(str(root['cluster_type']))}", "left out", "Slipway launches to Slurm"
+        )
 
 
 def _stages(adoption: Adoption, stages: Iterable[Any]) -> list[str]:
@@ -163,14 +166,20 @@ def _choices(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[str,
         if choice is None or "hydra" in group or group.strip() in STAGES:
             continue  # a stage that is not here: `_leave_groups` says it of all its files
         if group == "conversion":
-            adoption.note(f"conversion={choice}", "changed", "conversion=nemo, which makes the same .nemo file")
+            adoption.note(
+                f"conversion={choice}", "changed", "conversion=nemo, which makes the same .nemo file"
+            )
             yield "conversion", "nemo"
-        elif (group == "cluster" and choice in clusters) or (group == "training" and choice in adoption.sizes):
+        elif (group == "cluster" and choice in clusters) or (
+            group == "training" and choice in adoption.sizes
+        ):
             yield group, choice
         elif group == "training" and (CONF_DIR / f"training/{choice}.yaml").is_file():
             yield group, choice
         else:
-            adoption.note(f"{group}={choice}", "left out", way(group, str(choice)) or "there is no such choice")
+            adoption.note(
+                f"{group}={choice}", "left out", way(group, str(choice)) or "there is no such choice"
+            )
 
 
 def _with_variables(adoption: Adoption, key: str, value: Any) -> Any:
@@ -193,7 +202,9 @@ def _as_text(value: Any) -> str | None:
 def _adopt_clusters(adoption: Adoption, root: Mapping[str, Any]) -> None:
     folder = adoption.source / "cluster"
     if (folder / "cluster").is_dir():
-        adoption.note("cluster/cluster/", "left out", "a copy inside the folder, which the old launcher read not either")
+        adoption.note(
+            "cluster/cluster/", "left out", "a copy inside the folder, which the old launcher read not either"
+        )
     for path in sorted(folder.glob("*.yaml")):
         name, content = f"cluster/{path.name}", _plain(path)
         if not _NAME.fullmatch(path.stem):
@@ -201,7 +212,9 @@ def _adopt_clusters(adoption: Adoption, root: Mapping[str, Any]) -> None:
         elif _KUBERNETES & content.keys():
             adoption.note(name, "left out", "a Kubernetes cluster: Slipway launches to Slurm")
         else:
-            adoption.files[name] = _cluster_text(adoption, name, content, has_container=bool(root.get("container")))
+            adoption.files[name] = _cluster_text(
+                adoption, name, content, has_container=bool(root.get("container"))
+            )
 
 
 def _cluster_text(adoption: Adoption, name: str, content: dict[str, Any], *, has_container: bool) -> str:
@@ -233,16 +246,18 @@ def _adopt_sizes(adoption: Adoption) -> None:
     others = [choice.partition("/")[0] for choice in paths if choice.partition("/")[0] in OTHER_SCRIPTS]
     for family, count in Counter(others).items():
         adoption.note(f"training/{family}/ ({count})", "left out", other_script(family))
-    read = {choice: content for choice, path in paths.items() if (content := _read_size(adoption, choice, path))}
-    # Parts that several sizes include, such as tp_overlap/…: with a `_` in front they are no choices.
+    read = {
+        choice: content for choice, path in paths.items() if (content := _read_size(adoption, choice, path))
+    }
+    # Parts that several sizes include, such as tp_overlap/…, by names that are no choices, nor shipped.
     parts = {choice for choice, (_, content) in read.items() if "run" not in content}
     for choice, (text, content) in read.items():
         folder_name, _, name = choice.rpartition("/")
         if choice in parts:
-            adoption.files[f"training/{folder_name}/_{name}.yaml"] = text
+            adoption.files[f"training/{folder_name}/{_PART}{name}.yaml"] = text
             continue
         for part in {part.rpartition("/")[0] for part in parts}:
-            text = re.sub(rf"(\b{re.escape(part)}@[\w.]+: *)(?!null)(?=\w)", r"\1_", text)
+            text = re.sub(rf"(\b{re.escape(part)}@[\w.]+: *)(?!null)(?=\w)", rf"\1{_PART}", text)
         adoption.files[f"training/{choice}.yaml"] = _size_text(choice, text, content)
         adoption.sizes[choice] = paths[choice]
 
@@ -253,7 +268,7 @@ def _read_size(adoption: Adoption, choice: str, path: Path) -> tuple[str, DictCo
         return None
     if _NAME.fullmatch(choice):
         try:
-            return read_file(path)
+            return read_mapping(path)
         except UserError as error:
             why = error.message
     adoption.note(name, "left out", why)
@@ -292,27 +307,41 @@ def reduce_sizes(adoption: Adoption, root: Path, tree: Path) -> None:
     for choice, path in adoption.sizes.items():
         name = f"training/{choice}"
         try:
-            new = _leaves(theirs, choice)
-            if not (CONF_DIR / f"{name}.yaml").is_file():
-                adoption.note(name, "taken over", "whole: no shipped size has this name")
-                continue
-            old = _leaves(ours, choice)
+            new = _leaves(theirs.compose([f"training={choice}"]))
+            why = "no shipped size has this name"
+            if (CONF_DIR / f"{name}.yaml").is_file():
+                shipped = ours.compose([f"training={choice}"])
+                old = _leaves(shipped)
+                more = [
+                    key for key, value in old.items() if not (key in new or value is None or _OWN.match(key))
+                ]
+                why = f"the shipped size has {', '.join(more)} besides" if more else ""
+                if not why and _builds_on_others(shipped, name, adoption):
+                    why = "the shipped size builds on another one that was taken over"
         except UserError as error:
             adoption.note(name, "taken over", f"as it is, and refused: {error.mistakes[0].message}")
             continue
-        more = [key for key in old if key not in new and not _OWN.match(key) and old[key] is not None]
-        differing = [key for key, value in new.items() if key not in old or old[key] != value]
-        if more:
-            adoption.note(name, "taken over", f"whole: the shipped size has {shortened(', '.join(more))} besides")
+        if why:
+            adoption.note(name, "taken over", f"whole: {shortened(why)}")
             continue
+        differing = [key for key, value in new.items() if key not in old or old[key] != value]
         values = _nested(differing, new, _plain(path))
         defaults = {"defaults": [f"/training/{choice}@_here_", "_self_"]}
         adoption.files[f"{name}.yaml"] = f"{_FROM.format(name)}{_dump(defaults)}\n{_dump(values)}"
         adoption.note(name, "taken over", f"the shipped size, but for {shortened(', '.join(differing))}")
+    text = "".join(text for name, text in adoption.files.items() if _PART not in name)
+    for name in [name for name in adoption.files if _PART in name and Path(name).stem not in text]:
+        del adoption.files[name]
 
 
-def _leaves(composer: BatchComposer, choice: str) -> dict[str, Any]:
-    training = composer.compose([f"training={choice}"]).config.training
+def _builds_on_others(shipped: Composition, name: str, adoption: Adoption) -> bool:
+    """Return True if a shipped size would build on a file of the new tree."""
+    paths = [file.path for file in shipped.sources().files if file.path.is_relative_to(CONF_DIR / "training")]
+    return any(str(path.relative_to(CONF_DIR)) in adoption.files.keys() - {f"{name}.yaml"} for path in paths)
+
+
+def _leaves(composed: Composition) -> dict[str, Any]:
+    training = composed.config.training
     assert training is not None
     return dict(_flat(training.model_dump(), ""))
 

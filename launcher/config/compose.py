@@ -32,7 +32,8 @@ from launcher.config.secrets import check_references, check_secrets, placeholder
 from launcher.config.sources import Sources
 from launcher.config.tree_composer import ComposedTree, TreeComposer
 from launcher.config.values import NumberForText
-from launcher.errors import Mistakes, UserError, absolute_path, check_directory, literal
+from launcher.errors import Mistakes, UserError, absolute_path, check_directory, escape, literal
+from launcher.runs.paths import display_path
 
 # In the wheel a directory, in a checkout a link; resolved, so that messages name a file once.
 CONF_DIR = (Path(__file__).parents[1] / "conf").resolve()
@@ -98,6 +99,8 @@ class BatchComposer:
         """Compose one point: the shared overrides, and then its own."""
         overrides = (*self._base, *point)
         with _explained(overrides, self._config_dir, self._trees, self._compose_again):
+            for root in self._roots[:-1]:
+                check_nesting(root)
             if self._once:
                 return self._check(self._trees.compose(overrides), overrides)
             return self._compose_again(overrides)
@@ -200,6 +203,17 @@ def derive_from_gpus(composed: ComposedTree, overrides: Sequence[str]) -> None:
         composed.set(GRES, with_gpus(gres, gpus))
 
 
+def check_nesting(root: Path) -> None:
+    """Refuse a `cluster/` inside `cluster/`, which a second `cp -R` makes, and whose files nothing reads."""
+    nested = root / "cluster/cluster"
+    if nested.is_dir():
+        message = (
+            f"{escape(display_path(nested))}: a copy inside the folder that it is of, which nothing reads"
+        )
+        hint = "a second `cp -R` into a folder makes it: move its files up, or remove it"
+        raise UserError(message, hint=hint)
+
+
 def settle_model_type(composed: ComposedTree) -> None:
     """Choose the script of a size that does not, as the NeMo launcher did by its group; drop its search path.
 
@@ -212,7 +226,9 @@ def settle_model_type(composed: ComposedTree) -> None:
     training.pop("hydra", None)  # NeMo's own conf/, which its sizes name and do not use
     family = choice.partition("/")[0]
     if family in OTHER_SCRIPTS:
-        message = f"training={choice}: NeMo trains it with {Path(OTHER_SCRIPTS[family]).name}, which no engine runs"
+        message = (
+            f"training={choice}: NeMo trains it with {Path(OTHER_SCRIPTS[family]).name}, which no engine runs"
+        )
         raise UserError(message, key="training", hint=other_script(family))
     composed.set("training.run.model_type", model_type_of(choice, training.get("model") or {}))
 

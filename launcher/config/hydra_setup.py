@@ -72,7 +72,7 @@ class TreeSource(ConfigSource):
         return "slipway"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        text, content = read_file(self._path_of(config_path))
+        text, content = read_mapping(self._path_of(config_path))
         _build_on_next(content, _name_and_skipped(config_path)[0], self._number + 1)
         return ConfigResult(self.provider, self.full_path(), content, self._get_header_dict(text))
 
@@ -115,16 +115,20 @@ def find_file(config_path: str, roots: Sequence[Path]) -> Path | None:
 
 
 def _build_on_next(content: DictConfig, name: str, skipped: int) -> None:
-    """Let a file that has its own name among its defaults build on the file that it hides, if it hides one.
+    """Let a file that has its own name among its defaults build on the file that it hides, if any.
 
-    A cluster without defaults, as the NeMo launcher's are, builds on the one that it hides too.
+    A cluster without defaults does too, as those of the NeMo launcher are.
     """
-    (folder, _, own), hidden = name.rpartition("/"), find_file(f"{name}~{skipped}", _ROOTS.get())
-    if folder == "cluster" and "defaults" not in content and hidden is not None:
-        content["defaults"] = [own, "_self_"]
-    defaults = OmegaConf.to_container(content).get("defaults", [])
-    if own in defaults and hidden is not None:
-        content["defaults"][defaults.index(own)] = f"{own}~{skipped}"
+    behind, own = f"{name}~{skipped}", (name.rpartition("/")[2], f"/{name}@_here_")
+    is_of_nemo = name.startswith("cluster/") and "defaults" not in content
+    if not (is_of_nemo or "defaults" in content) or find_file(behind, _ROOTS.get()) is None:
+        return
+    if is_of_nemo:
+        content.defaults = [own[0], "_self_"]
+    for position, node in enumerate(content.defaults._iter_ex(resolve=False)):
+        if node in own:
+            # Relative names in a folder of a group would be looked for in the group.
+            content.defaults[position] = f"/{behind}@_here_" if "/" in name else behind
 
 
 _LIBYAML = (yaml.CSafeLoader,) if yaml.__with_libyaml__ else ()
@@ -148,7 +152,7 @@ def _parse(text: str) -> bytes | None:
     return pickle.dumps(OmegaConf.create(content or {})) if isinstance(content, dict | None) else None
 
 
-def read_file(path: Path) -> tuple[str, DictConfig]:
+def read_mapping(path: Path) -> tuple[str, DictConfig]:
     """Return the text of a file of the tree, and its keys; raise UserError if it cannot be read."""
     name, text = escape(display_path(path)), ""
     try:

@@ -162,6 +162,8 @@ def _in_order(mistakes: Sequence[UserError], overrides: Sequence[str]) -> list[U
 
 def explain(error: Exception, attempt: Attempt) -> UserError | None:
     """Say what the user's mistake was; ``None`` if it was not one, but a mistake of ours."""
+    if attempt.is_launch and (of_nemo := _nemo_root(attempt.trees.roots)) is not None:
+        return of_nemo
     of_root = _mistakes_of_root(attempt.trees.roots) if attempt.is_launch else []
     if of_root:
         return Mistakes(of_root)
@@ -363,25 +365,33 @@ _LISTED = 12  # missing keys that one message names
 
 
 def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
-    """Return what is wrong with the root file of the user's own tree, if there is one."""
-    ours = roots[-1] / f"{MAIN}.yaml"
+    """Return what is wrong with the root files of the user's own trees, down to the first that is whole."""
+    mistakes: list[UserError] = []
+    for path in (file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()):
+        try:
+            node = yaml.compose(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):  # told by others
+            break
+        if not isinstance(node, yaml.MappingNode):
+            break
+        mistakes += [*_unknown_groups(path, node, roots), *_unknown_keys(path, node)]
+        if not _builds_on_next(node):
+            return [*mistakes, *_missing(path, node, roots[-1] / f"{MAIN}.yaml")]
+    return mistakes
+
+
+def _builds_on_next(node: yaml.MappingNode) -> bool:
+    lists = [value for key, value in node.value if key.value == "defaults" and isinstance(value.value, list)]
+    return any(entry.value == MAIN for entries in lists for entry in entries.value)
+
+
+def _nemo_root(roots: Sequence[Path]) -> UserError | None:
+    """Return the mistake of a NeMo launcher's root in front of ours."""
     path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8")) if path is not None else None
-    except (OSError, ValueError, yaml.YAMLError):  # told by others
-        return []
-    if path is None or not isinstance(node, yaml.MappingNode):
-        return []
-    if any(key.value == "training_config" for key, _ in node.value):
-        message = f"{escape(display_path(path))}: the root of a NeMo launcher's tree"
-        return [UserError(message, hint=f"slipway adopt {for_shell(display_path(path.parent))} makes one of ours")]
-    missing = [] if _builds_on_ours(node) else _missing(path, node, ours)
-    return [*_unknown_groups(path, node, roots), *_unknown_keys(path, node), *missing]
-
-
-def _builds_on_ours(node: yaml.MappingNode) -> bool:
-    lists = [value.value for key, value in node.value if key.value == "defaults"]
-    return any(entry.value == MAIN for entries in lists for entry in entries)
+    if path is None or not re.search(r"^training_config:", path.read_text(errors="replace"), re.MULTILINE):
+        return None
+    message = f"{escape(display_path(path))}: the root of a NeMo launcher's tree"
+    return UserError(message, hint=f"slipway adopt {for_shell(display_path(path.parent))} makes one of ours")
 
 
 def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
@@ -417,7 +427,7 @@ def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserErr
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         yield UserError(
             f"{escape(display_path(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
-            hint=f"begin with a copy of {display_path(ours)}, which it replaces",
+            hint=f"it replaces {display_path(ours)}; to build on that: defaults: [{MAIN}, _self_]",
         )
 
 
