@@ -113,7 +113,7 @@ def _adopt_root(adoption: Adoption, root: Mapping[str, Any]) -> None:
 
 
 def _root_values(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield "stages", _stages(adoption, root.get("stages") or [])
+    _note_stages(adoption, root.get("stages") or [])
     for key, value in {"launcher_scripts_path": "???", **root}.items():
         if key == "launcher_scripts_path" and value == "???":
             yield key, str(adoption.source.absolute().parent)
@@ -137,14 +137,18 @@ def _root_values(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[
         )
 
 
-def _stages(adoption: Adoption, stages: Iterable[Any]) -> list[str]:
-    """Return the stages that there are here; NeMo's checkpoints are not evaluated here."""
-    kept = [stage for stage in map(str, stages) if stage in OURS and stage != "evaluation"]
-    for stage in map(str, stages):
+def _note_stages(adoption: Adoption, stages: Iterable[Any]) -> None:
+    """Record how to launch the stages; only the command line names them here."""
+    names = [str(stage) for stage in stages]
+    # NeMo's checkpoints are not evaluated here.
+    kept = [stage for stage in names if stage in OURS and stage != "evaluation"]
+    if kept:
+        why = f"the command line names them: stages=[{','.join(kept)}]; without, stages=[training]"
+        adoption.note("stages", "changed", why)
+    for stage in names:
         if stage not in kept:
             why = way(stage) or "engine=nemo has no evaluation: stages=[command] with NeMo's script"
-            adoption.note(f"stages: {stage}", "left out", why)
-    return kept or ["training"]
+            adoption.note(escape(f"stages: {stage}"), "left out", why)
 
 
 def _numa_mapping(adoption: Adoption, value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -221,9 +221,11 @@ def settle_model_type(composed: ComposedTree) -> None:
     """
     choice, training = composed.choices.get("training", ""), composed.tree.get("training")
     run = training.get("run") if isinstance(training, DictConfig) else None
-    if not isinstance(run, DictConfig) or "model_type" in run:
+    if not isinstance(run, DictConfig):
         return
     training.pop("hydra", None)  # NeMo's own conf/, which its sizes name and do not use
+    if "model_type" in run:
+        return
     family = choice.partition("/")[0]
     if family in OTHER_SCRIPTS:
         message = (
