@@ -7,12 +7,12 @@ import json
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.config.adoption import Adoption, Note, adopt, reduce_sizes, without_variables
+from launcher.config.adoption import Adoption, Note, adopt
 from launcher.errors import UserError
 from launcher.runs.paths import display_path
 from launcher.ui.tables import Cell, print_listing
@@ -22,8 +22,8 @@ _DEFAULT = Path("adopted")
 _STYLES = {"taken over": "green", "changed": "yellow", "left out": "magenta"}
 
 _HELP = """\
-Make a configuration tree of a NeMo Megatron launcher's: its root, clusters and model sizes. Values, the image
-and the script of each size stay what they were; what changed or was left out is printed, and is in ADOPTED.md.
+Make a configuration tree of a NeMo Megatron launcher's: its root, clusters and model sizes. Values, image and
+script of each size stay what they were; what changed or was left out is printed, and is in ADOPTED.md.
 
 examples:
   slipway adopt ~/NeMo-Framework-Launcher/launcher_scripts/conf
@@ -55,9 +55,7 @@ def run(args: argparse.Namespace) -> None:
     print_listing(("WHAT", "OUTCOME", "WHY"), map(_row, adoption.notes), unfolded=(1,))
     shown = display_path(output)
     print(f"Written into {shown}: {len(adoption.files)} files; this table and more: {shown}/{REPORT}")
-    size = f" training={next(iter(adoption.sizes))}" if adoption.sizes else ""
-    options = f"--config-dir {shlex.quote(shown)} stages=[training]{size}"
-    print(f"  slipway launch {options} --dry-run    look at a script")
+    print(f"  slipway launch --config-dir {shlex.quote(shown)} --dry-run    look at a script")
 
 
 def _row(note: Note) -> tuple[Cell, ...]:
@@ -69,39 +67,30 @@ def write_adopted(directory: Path, output: Path) -> Adoption:
     if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
         message = f"nothing was written, because {display_path(output)} exists already"
         raise UserError(message, hint="choose another directory: slipway adopt DIR --output OTHER")
-    adoption = adopt(directory)
+    adoption, target = adopt(directory), output.absolute()
+    staging: Path | None = None
     try:
-        output.absolute().parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".adopting-", dir=output.absolute().parent))
-    except OSError as error:
-        raise UserError(f"nothing was written, because {error.filename}: {error.strerror}") from error
-    try:
-        root, whole, tree = (staging / name for name in ("root", "whole", "tree"))
-        files = without_variables(adoption.files)
-        _write(whole, files)
-        _write(root, {name: text for name, text in files.items() if not name.startswith("training/")})
-        reduce_sizes(adoption, root, whole)
-        _write(tree, {**adoption.files, REPORT: "\n".join(_report(adoption))})
-        tree.replace(output.absolute())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".adopting-", dir=target.parent))
+        tree = staging / "tree"  # with the permissions that the umask gives
+        for name, text in {**adoption.files, REPORT: "\n".join(_report(adoption))}.items():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_text(text, encoding="utf-8")
+        tree.replace(target)
     except OSError as error:
         raise UserError(
-            f"nothing was written, because {error.filename or output}: {error.strerror}"
+            f"nothing was written, because {error.filename or target}: {error.strerror}"
         ) from error
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
     return adoption
-
-
-def _write(tree: Path, files: Mapping[str, str]) -> None:
-    for name, text in files.items():
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_text(text, encoding="utf-8")
 
 
 # What differs in every script, whatever the tree says.
 _DIFFERENCES = """\
-- The results are those of a run with launches; the names that the NeMo launcher gave are links to the newest.
-- stdout and stderr share a log, `cluster.stderr_to_stdout=False` parts them; jobs are warned before their end,
+- Each launch of a run has a directory of its own; the NeMo launcher's names are links to the newest.
+- stdout and stderr share a log: `cluster.stderr_to_stdout=False` parts them. Jobs are warned before their end,
   so that NeMo saves, and are not requeued.
 - `data_dir` is mounted read-only, `launcher_scripts_path` is not mounted.
 - The NeMo launcher adds `srun --mpi=pmix` where `model.ub_tp_comm_overlap` is on: `cluster.mpi=pmix`.

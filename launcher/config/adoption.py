@@ -6,21 +6,20 @@ Pure: the files are texts by their names below the new tree, which `launcher.cli
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from launcher.config.compose import CONF_DIR, BatchComposer, Composition
+from launcher.config.compose import CONF_DIR
 from launcher.config.hydra_setup import read_mapping
 from launcher.config.nemo_launcher import OTHER_SCRIPTS, STAGES, model_type_of, other_script, way
 from launcher.config.overrides import STAGES as OURS
 from launcher.config.schema import ClusterConfig, NumaMapping
-from launcher.errors import UserError, escape, shortened
+from launcher.errors import UserError, escape
 from launcher.runs.paths import display_path
 from launcher.slurm.sbatch_options import checked_name
 
@@ -28,23 +27,18 @@ ROOT = "config.yaml"
 Outcome = Literal["taken over", "changed", "left out"]
 
 # Keys of the root that mean the same here.
-_SAME = (
-    *("launcher_scripts_path", "data_dir", "base_results_dir", "container", "wandb_api_key_file"),
-    "enable_vboost",
-)
+_SAME = ("launcher_scripts_path", "data_dir", "base_results_dir", "container", "wandb_api_key_file")
 # Keys that are read elsewhere, that only its other schedulers read, or Hydra; as the choices in NAME_config.
-_KNOWN = (
+_KNOWN = [
     *(*_SAME, "container_mounts", "stages", "defaults", "hydra", "cluster_type"),
     *("debug", "bcp_no_redirect", "wandb_api_bcp_secret_key"),
-)
+]
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}", re.ASCII)
 # A name that a choice, a file and a terminal can have.
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)?", re.ASCII)
 # A key of a file in `cluster/` that only Kubernetes has.
 _KUBERNETES = {"shm_size", "pull_secret", "dns_policy", "ib_interfaces", "nfs_server"}
-# What only our sizes say, and what NeMo is not handed or reads as if it were not there.
-_OWN = re.compile(r"(run\.(model_type|preprocessed_dir|blending_alpha)|resume\..*|name|restore_from_path)$")
-
+# In front of the names of files that are parts of sizes, such as tp_overlap/…: no choices, and none of ours.
 _PART = "_nemo_"
 _FROM = "# From the NeMo launcher's {}, by `slipway adopt`.\n"
 
@@ -65,8 +59,8 @@ class Adoption:
     source: Path
     files: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
-    # The sizes of the new tree, with their files in the old one.
-    sizes: dict[str, Path] = field(default_factory=dict)
+    # The model sizes of the new tree, with their texts.
+    sizes: dict[str, str] = field(default_factory=dict)
 
     def note(self, what: str, outcome: Outcome, why: str) -> None:
         """Record what became of something."""
@@ -131,10 +125,8 @@ def _root_values(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[
             yield from _numa_mapping(adoption, value)
         elif key not in _KNOWN and not key.endswith("_config"):
             adoption.note(escape(key), "left out", way(key) or "Slipway has no such key")
-    if str(root.get("cluster_type", "bcm")) not in ("bcm", "interactive"):
-        adoption.note(
-            f"cluster_type={escape(str(root['cluster_type']))}", "left out", "Slipway launches to Slurm"
-        )
+    if (kind := str(root.get("cluster_type", "bcm"))) not in ("bcm", "interactive"):
+        adoption.note(f"cluster_type={escape(kind)}", "left out", "Slipway launches to Slurm")
 
 
 def _note_stages(adoption: Adoption, stages: Iterable[Any]) -> None:
@@ -155,35 +147,26 @@ def _numa_mapping(adoption: Adoption, value: Mapping[str, Any]) -> Iterator[tupl
     try:
         NumaMapping.model_validate({**_plain(CONF_DIR / ROOT)["numa_mapping"], **value})
     except ValueError:
-        why = "mode, scope or cores that only the old one had; the shipped one, unique_contiguous, is in its place"
-        adoption.note("numa_mapping", "changed", why)
+        adoption.note("numa_mapping", "changed", "Slipway has the mode unique_contiguous alone")
         return
-    adoption.note("numa_mapping", "taken over", "")
+    adoption.note("numa_mapping", "taken over", f"mode {value.get('mode')}")
     yield "numa_mapping", dict(value)
 
 
 def _choices(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Return the choices of the root's list of defaults that are choices here too."""
-    clusters = {Path(name).stem for name in adoption.files if name.startswith("cluster/")}
     pairs = [pair for item in root.get("defaults", []) if isinstance(item, dict) for pair in item.items()]
     for group, choice in pairs:
         if choice is None or "hydra" in group or group.strip() in STAGES:
             continue  # a stage that is not here: `_leave_groups` says it of all its files
         if group == "conversion":
-            adoption.note(
-                f"conversion={choice}", "changed", "conversion=nemo, which makes the same .nemo file"
-            )
-            yield "conversion", "nemo"
-        elif (group == "cluster" and choice in clusters) or (
-            group == "training" and choice in adoption.sizes
-        ):
-            yield group, choice
-        elif group == "training" and (CONF_DIR / f"training/{choice}.yaml").is_file():
+            adoption.note(f"{group}={choice}", "changed", "conversion=nemo, which makes the same .nemo file")
+            yield group, "nemo"
+        elif f"{group}/{choice}.yaml" in adoption.files or (CONF_DIR / group / f"{choice}.yaml").is_file():
             yield group, choice
         else:
-            adoption.note(
-                f"{group}={choice}", "left out", way(group, str(choice)) or "there is no such choice"
-            )
+            why = way(group, str(choice)) or "there is no such choice"
+            adoption.note(escape(f"{group}={choice}"), "left out", why)
 
 
 def _with_variables(adoption: Adoption, key: str, value: Any) -> Any:
@@ -206,9 +189,7 @@ def _as_text(value: Any) -> str | None:
 def _adopt_clusters(adoption: Adoption, root: Mapping[str, Any]) -> None:
     folder = adoption.source / "cluster"
     if (folder / "cluster").is_dir():
-        adoption.note(
-            "cluster/cluster/", "left out", "a copy inside the folder, which the old launcher read not either"
-        )
+        adoption.note("cluster/cluster/", "left out", "a copy inside the folder, which nothing reads")
     for path in sorted(folder.glob("*.yaml")):
         name, content = f"cluster/{path.name}", _plain(path)
         if not _NAME.fullmatch(path.stem):
@@ -216,12 +197,11 @@ def _adopt_clusters(adoption: Adoption, root: Mapping[str, Any]) -> None:
         elif _KUBERNETES & content.keys():
             adoption.note(name, "left out", "a Kubernetes cluster: Slipway launches to Slurm")
         else:
-            adoption.files[name] = _cluster_text(
-                adoption, name, content, has_container=bool(root.get("container"))
-            )
+            has_image = root.get("container") not in (None, "???")
+            adoption.files[name] = _cluster_text(adoption, name, content, has_image=has_image)
 
 
-def _cluster_text(adoption: Adoption, name: str, content: dict[str, Any], *, has_container: bool) -> str:
+def _cluster_text(adoption: Adoption, name: str, content: dict[str, Any], *, has_image: bool) -> str:
     """Return a cluster that means what it meant: NeMo in its container, and no more of Slurm than it says."""
     defaults = content.pop("defaults", ["_base", "_self_"])
     given = content.pop("additional_parameters", None)
@@ -234,7 +214,7 @@ def _cluster_text(adoption: Adoption, name: str, content: dict[str, Any], *, has
             adoption.note(f"{name}: {key}", "changed", f"cluster.sbatch.{key}, further options of sbatch")
         except ValueError as error:
             adoption.note(f"{name}: {key}", "left out", str(error))
-    image = {} if has_container else {"container": _plain(CONF_DIR / "cluster/bcm.yaml")["container"]}
+    image = {} if has_image else {"container": _plain(CONF_DIR / "cluster/bcm.yaml")["container"]}
     kept = {"engine": "nemo", **image, **kept, **({"sbatch": further} if further else {})}
     adoption.note(name, "taken over", "engine=nemo, which it meant")
     head = _FROM.format(name) + "# The keys of all clusters: cluster/_base.yaml of Slipway.\n"
@@ -245,128 +225,59 @@ def _cluster_text(adoption: Adoption, name: str, content: dict[str, Any], *, has
 
 
 def _adopt_sizes(adoption: Adoption) -> None:
+    """Take over every size as it is, with its comments; those that no engine trains are left out."""
     folder = adoption.source / "training"
-    paths = {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
-    others = [choice.partition("/")[0] for choice in paths if choice.partition("/")[0] in OTHER_SCRIPTS]
-    for family, count in Counter(others).items():
-        adoption.note(f"training/{family}/ ({count})", "left out", other_script(family))
-    read = {
-        choice: content for choice, path in paths.items() if (content := _read_size(adoption, choice, path))
-    }
-    # Parts that several sizes include, such as tp_overlap/…, by names that are no choices, nor shipped.
-    parts = {choice for choice, (_, content) in read.items() if "run" not in content}
-    for choice, (text, content) in read.items():
-        folder_name, _, name = choice.rpartition("/")
-        if choice in parts:
-            adoption.files[f"training/{folder_name}/{_PART}{name}.yaml"] = text
+    families: dict[str, int] = {}
+    parts: dict[str, str] = {}
+    for path in sorted(folder.rglob("*.yaml")):
+        choice = str(path.relative_to(folder).with_suffix(""))
+        family, _, name = choice.rpartition("/")
+        if family.partition("/")[0] in OTHER_SCRIPTS:
+            family = family.partition("/")[0]
+        elif why := _fault(choice, path):
+            adoption.note(escape(f"training/{choice}"), "left out", why)
             continue
-        for part in {part.rpartition("/")[0] for part in parts}:
-            text = re.sub(rf"(\b{re.escape(part)}@[\w.]+: *)(?!null)(?=\w)", rf"\1{_PART}", text)
-        adoption.files[f"training/{choice}.yaml"] = _size_text(choice, text, content)
-        adoption.sizes[choice] = paths[choice]
+        elif "run" in (content := read_mapping(path)[1]):
+            model_type = model_type_of(choice, content.get("model") or {})
+            adoption.sizes[choice] = _size_text(choice, path.read_text(encoding="utf-8"), model_type)
+        else:
+            parts[family] = f"training/{family}/{_PART}{name}.yaml"
+            adoption.files[parts[family]] = path.read_text(encoding="utf-8")
+        families[family] = families.get(family, 0) + 1
+    for part in parts:
+        names = re.compile(rf"(\b{re.escape(part)}@[\w.]+: *)(?!null)(?=\w)")
+        adoption.sizes = {choice: names.sub(rf"\1{_PART}", text) for choice, text in adoption.sizes.items()}
+    adoption.files |= {f"training/{choice}.yaml": text for choice, text in adoption.sizes.items()}
+    for family, count in families.items():
+        what = escape(f"training/{family}/ ({count})")
+        if family in OTHER_SCRIPTS:
+            adoption.note(what, "left out", other_script(family))
+        elif family in parts:
+            adoption.note(
+                what, "changed", f"their names begin with {_PART}: they are parts of sizes, and none"
+            )
+        else:
+            adoption.note(what, "taken over", "as they are, in front of any shipped ones of their names")
 
 
-def _read_size(adoption: Adoption, choice: str, path: Path) -> tuple[str, DictConfig] | None:
-    name, why = escape(f"training/{choice}"), "such a name is no choice"
-    if choice.partition("/")[0] in OTHER_SCRIPTS:
-        return None
-    if _NAME.fullmatch(choice):
-        try:
-            return read_mapping(path)
-        except UserError as error:
-            why = error.message
-    adoption.note(name, "left out", why)
+def _fault(choice: str, path: Path) -> str | None:
+    """Return why a file cannot be a size; ``None`` if it can."""
+    if not _NAME.fullmatch(choice):
+        return "such a name is no choice"
+    try:
+        read_mapping(path)
+    except UserError as error:
+        return error.message
     return None
 
 
-def _size_text(choice: str, text: str, content: DictConfig) -> str:
-    """Return a size as it is, with its script named and without NeMo's search path."""
-    node = yaml.compose(text)
-    lines = text.splitlines(keepends=True)
-    starts = [(key.value, key.start_mark.line) for key, _ in node.value] if node is not None else []
-    ends = [start for _, start in starts[1:]] + [len(lines)]
-    spans = {name: (start, end) for (name, start), end in zip(starts, ends, strict=True)}
-    model_type = model_type_of(choice, content.get("model") or {})
-    run = next((value for key, value in node.value if key.value == "run"), None) if node is not None else None
-    if run is not None and run.value and "model_type" not in content.run and not run.flow_style:
-        first = run.value[0][0].start_mark
-        lines[first.line] = f"{' ' * first.column}model_type: {model_type}\n{lines[first.line]}"
-    if "hydra" in spans:
-        del lines[slice(*spans["hydra"])]
-    return _FROM.format(f"training/{choice}.yaml") + "".join(lines)
-
-
-def without_variables(files: Mapping[str, str]) -> dict[str, str]:
-    """Return files that compose whatever the environment holds."""
-    return {name: re.sub(r"\$\{oc\.env:(\w+)\}", r"/\1", text) for name, text in files.items()}
-
-
-def reduce_sizes(adoption: Adoption, root: Path, tree: Path) -> None:
-    """State only what differs of sizes that the shipped ones of their names can carry; compose each once.
-
-    `tree` holds the files of the adoption, and `root` those that are no sizes. A size stays whole if the shipped one has keys that it lacks: there
-    the shipped value would count in place of NeMo's default.
-    """
-    ours, theirs = (BatchComposer(["stages=[training]"], directory) for directory in (root, tree))
-    for choice, path in adoption.sizes.items():
-        name = f"training/{choice}"
-        try:
-            new = _leaves(theirs.compose([f"training={choice}"]))
-            why = "no shipped size has this name"
-            if (CONF_DIR / f"{name}.yaml").is_file():
-                shipped = ours.compose([f"training={choice}"])
-                old = _leaves(shipped)
-                more = [
-                    key for key, value in old.items() if not (key in new or value is None or _OWN.match(key))
-                ]
-                why = f"the shipped size has {', '.join(more)} besides" if more else ""
-                if not why and _builds_on_others(shipped, name, adoption):
-                    why = "the shipped size builds on another one that was taken over"
-        except UserError as error:
-            adoption.note(name, "taken over", f"as it is, and refused: {error.mistakes[0].message}")
-            continue
-        if why:
-            adoption.note(name, "taken over", f"whole: {shortened(why)}")
-            continue
-        differing = [key for key, value in new.items() if key not in old or old[key] != value]
-        values = _nested(differing, new, _plain(path))
-        defaults = {"defaults": [f"/training/{choice}@_here_", "_self_"]}
-        adoption.files[f"{name}.yaml"] = f"{_FROM.format(name)}{_dump(defaults)}\n{_dump(values)}"
-        adoption.note(name, "taken over", f"the shipped size, but for {shortened(', '.join(differing))}")
-    text = "".join(text for name, text in adoption.files.items() if _PART not in name)
-    for name in [name for name in adoption.files if _PART in name and Path(name).stem not in text]:
-        del adoption.files[name]
-
-
-def _builds_on_others(shipped: Composition, name: str, adoption: Adoption) -> bool:
-    """Return True if a shipped size would build on a file of the new tree."""
-    paths = [file.path for file in shipped.sources().files if file.path.is_relative_to(CONF_DIR / "training")]
-    return any(str(path.relative_to(CONF_DIR)) in adoption.files.keys() - {f"{name}.yaml"} for path in paths)
-
-
-def _leaves(composed: Composition) -> dict[str, Any]:
-    training = composed.config.training
-    assert training is not None
-    return dict(_flat(training.model_dump(), ""))
-
-
-def _flat(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, dict) and node:
-        for name, value in node.items():
-            yield from _flat(value, f"{path}.{name}" if path else str(name))
-    else:
-        yield path, node
-
-
-def _nested(keys: Iterable[str], values: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys below each other, with the values as they are written where they are."""
-    as_written, nested = dict(_flat(written, "")), dict[str, Any]()
-    for key in keys:
-        node, (*parents, name) = nested, key.split(".")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = as_written.get(key, values[key])
-    return nested
+def _size_text(choice: str, text: str, model_type: str) -> str:
+    """Return a size with its script named, and without the search path that only Hydra's own root reads."""
+    text = re.sub(r"^hydra:.*\n(?:[ \t]+.*\n|[ \t]*\n)*", "", text, flags=re.MULTILINE)
+    if "model_type:" not in text:
+        run = re.compile(r"^(run:[^\n]*\n(?:[ \t]*#.*\n)*)([ \t]+)(?=\w)", re.MULTILINE)
+        text = run.sub(rf"\1\2model_type: {model_type}\n\2", text, count=1)
+    return _FROM.format(f"training/{choice}.yaml") + text
 
 
 # --- what is not here

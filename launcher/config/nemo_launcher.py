@@ -1,7 +1,6 @@
 """The NeMo Megatron launcher's words that have no meaning here: its stages, groups, keys and families.
 
-From NeMo-Framework-Launcher 23.11 to 24.12 (`main.py`, `nemo_launcher/core/*stages.py`); docs/nemo.md says the
-same in tables.
+From NeMo-Framework-Launcher 23.11 to 24.12 (`main.py`, `nemo_launcher/core/*stages.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SCRIPTS: Mapping[str, str] = {
     "rag_indexing": "NeMo/examples/nlp/rag/rag_indexing.py",
     "rag_generating": "NeMo/examples/nlp/rag/rag_generating.py",
     "fw_inference": "NeMo/examples/multimodal/…",
-    "external_conversion": "NeMo/examples/multimodal/vision_language_foundation/clip/convert_external_clip_to_nemo.py",
+    "external_conversion": "NeMo/examples/multimodal/…",
     "conversion_hf2nemo": "NeMo/scripts/checkpoint_converters/convert_llama_hf_to_nemo.py",
     "generic": "…",
 }
@@ -40,7 +39,7 @@ STAGES: Mapping[str, str] = {
 
 # How to do here what a choice of a group of the same name did there, such as conversion=gpt3/convert_gpt3.
 _CHOICES: Mapping[str, str] = {
-    "data_preparation": "data_preparation=jsonl data_preparation.inputs=[URL or FILE, …] fetches and tokenizes",
+    "data_preparation": "data_preparation=jsonl data_preparation.inputs=[URL, …] fetches and tokenizes",
     "conversion": "conversion=nemo makes the .nemo file that the NeMo launcher made",
     "evaluation": "evaluation.lm_eval.tasks=[…], with engine=megatron",
 }
@@ -84,14 +83,14 @@ def other_script(family: str) -> str:
 
 
 def way(key: str, choice: str = "") -> str | None:
-    """Return how to do here what a key, a stage or a choice of the NeMo launcher did; ``None`` if it has none."""
+    """Return how to do here what a key, stage or choice of the NeMo launcher did; ``None`` if it has none."""
     name = key.removesuffix("_config")
     of_choice = _CHOICES.get(key) if "/" in choice else None
     return _KEYS.get(key) or STAGES.get(name) or of_choice
 
 
 def model_type_of(choice: str, model: Any) -> str:
-    """Return which script trains a size that does not say it: by its family, else by the keys of its model."""
+    """Return which script trains a size that does not say it: by its family, else by its model's keys."""
     family = choice.partition("/")[0]
     if family in MODEL_TYPES:
         return MODEL_TYPES[family]

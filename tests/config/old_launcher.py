@@ -118,14 +118,16 @@ exp_manager:  # a comment of its user's
 
 
 _STACKS = "  seq_length: 512\n" + "".join(
-    f"  {stack}: {{num_layers: 4, hidden_size: 256, num_attention_heads: 4}}\n" for stack in ("encoder", "decoder")
+    f"  {stack}: {{num_layers: 4, hidden_size: 256, num_attention_heads: 4}}\n"
+    for stack in ("encoder", "decoder")
 )
 _TABLE = "defaults:\n  - _self_\n  - optional tp_overlap@model.ub_tp_comm_overlap_cfg: {}\n\n"
 
 FILES = {
     "config.yaml": ROOT,
     "cluster/bcm.yaml": CLUSTER,
-    "cluster/night.yaml": CLUSTER.replace("long", "night") + "wckey: llm\nadditional_parameters: {nice: 10}\n",
+    "cluster/night.yaml": CLUSTER.replace("long", "night")
+    + "wckey: llm\nadditional_parameters: {nice: 10}\n",
     "cluster/k8s.yaml": _KUBERNETES,
     "cluster/cluster/bcm.yaml": CLUSTER,
     "training/gpt3/ours.yaml": size("gpt3_ours", defaults=_TABLE.format("table")),

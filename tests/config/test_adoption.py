@@ -44,7 +44,7 @@ def trainer_of(text: str) -> str:
 
 def test_in_two_commands_to_the_script(old: Path, capsys: Capsys) -> None:
     text = output(capsys, "adopt", str(old.parents[1]))
-    assert "slipway launch --config-dir adopted stages=[training] training=bert/110m --dry-run" in text
+    assert "slipway launch --config-dir adopted --dry-run" in text
     for name, trainer in (
         ("bert/110m", "megatron_bert_pretraining.py"),
         ("gpt3/ours", "megatron_gpt_pretraining.py"),
@@ -82,28 +82,6 @@ def test_every_value_of_a_size_stays(old: Path, capsys: Capsys) -> None:
     }
     assert "# a comment of its user's" in Path("adopted/training/gpt3/ours.yaml").read_text()
     assert "overlap" not in output(capsys, "list", "--config-dir", "adopted")
-
-
-def test_a_shipped_size_is_stated_by_what_differs(old: Path, capsys: Capsys) -> None:
-    """Of a size of a shipped name with all of its keys a few lines are written."""
-    tree = yaml.safe_load(output(capsys, "show", "training=gpt3/126m", "training"))["training"]
-    del tree["resume"]
-    tree["exp_manager"]["explicit_log_dir"] = "${training.run.results_dir}/results"
-    tree["run"]["results_dir"] = "${base_results_dir}/${.name}"
-    tree["model"]["optim"]["lr"] = 7e-4
-    (old / "training/gpt3/126m.yaml").write_text(yaml.safe_dump(tree))
-    (note,) = [
-        note
-        for note in json.loads(output(capsys, "adopt", str(old), "--json"))
-        if note["what"] == "training/gpt3/126m"
-    ]
-    assert "the shipped size, but for" in note["why"] and "model.optim.lr" in note["why"]
-    written = yaml.safe_load(Path("adopted/training/gpt3/126m.yaml").read_text())
-    assert written["defaults"] == ["/training/gpt3/126m@_here_", "_self_"]
-    assert written["model"]["optim"] == {"lr": 7e-4}
-    assert "0.0007" in output(
-        capsys, "show", "--config-dir", "adopted", "training=gpt3/126m", "training.model.optim.lr"
-    )
 
 
 def test_what_is_left_out_is_said_and_written(old: Path, capsys: Capsys) -> None:
