@@ -80,8 +80,15 @@ _NUMBERS: dict[str, _Range] = {
 
 # Profilers that no shipped configuration names: their keys are near to those of `nsys_profile`.
 _UNSHIPPED = ("model.torch_profile.", "model.memory_profile.")
-# Transformer Engine's table of a layout, which NeMo reads and no shipped configuration has.
-_OVERLAPS = "model.ub_tp_comm_overlap_cfg"
+# Keys that NeMo reads, with those below them, and no shipped configuration has: the NeMo launcher's sizes do.
+_READ_BY_NEMO = tuple(
+    f"model.{name}."
+    for name in (
+        "ub_tp_comm_overlap_cfg qkv_bias rotary_interleaved seq_len_interpolation_factor precision reduce_amax"
+        " get_attention_mask_from_fusion use_emha mcore_customization_config optim.grad_sync_dtype data.fim"
+        " tokenizer.trust_remote_code"
+    ).split()
+)
 
 _FLAGS = (
     *(f"model.{name}" for name in _MODEL_FLAGS.split()),
@@ -178,7 +185,7 @@ def key_problems(
         value = values.raw(key)
         near = nearest_key(key, shipped_keys) if not key.startswith(_UNSHIPPED) else None
         fix = f"did you mean {full(near)}?" if near is not None else None
-        if engine == "nemo" and f"{key}.".startswith(f"{_OVERLAPS}."):
+        if engine == "nemo" and f"{key}.".startswith(_READ_BY_NEMO):
             continue
         if isinstance(value, Mapping) or (near is None and (value is None or value is False)):
             continue
