@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import tempfile
@@ -64,7 +65,7 @@ def _row(note: Note) -> tuple[Cell, ...]:
 
 def write_adopted(directory: Path, output: Path) -> Adoption:
     """Write the tree that is made of another, all of it or nothing; raise UserError if it cannot be."""
-    if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
+    if os.path.lexists(output):
         message = f"nothing was written, because {display_path(output)} exists already"
         raise UserError(message, hint="choose another directory: slipway adopt DIR --output OTHER")
     adoption, target = adopt(directory), output.absolute()
@@ -90,8 +91,8 @@ def write_adopted(directory: Path, output: Path) -> Adoption:
 # What differs in every script, whatever the tree says.
 _DIFFERENCES = """\
 - Each launch of a run has a directory of its own; the NeMo launcher's names are links to the newest.
-- stdout and stderr share a log: `cluster.stderr_to_stdout=False` parts them. Jobs are warned before their end,
-  so that NeMo saves, and are not requeued.
+- stdout and stderr share a log: `cluster.stderr_to_stdout=False` parts them.
+- Jobs are warned before their end, so that NeMo saves, and are not requeued.
 - `data_dir` is mounted read-only, `launcher_scripts_path` is not mounted.
 - The NeMo launcher adds `srun --mpi=pmix` where `model.ub_tp_comm_overlap` is on: `cluster.mpi=pmix`.
 - It changes the number of nodes with `rampup_batch_size`, from job to job; here it stays.

@@ -6,7 +6,9 @@ Pure: the files are texts by their names below the new tree, which `launcher.cli
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -45,7 +47,7 @@ _FROM = "# From the NeMo launcher's {}, by `slipway adopt`.\n"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What became of a key or a file of the old tree, and why."""
+    """A part of the old tree, with what became of it and why."""
 
     what: str
     outcome: Outcome
@@ -59,8 +61,6 @@ class Adoption:
     source: Path
     files: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
-    # The model sizes of the new tree, with their texts.
-    sizes: dict[str, str] = field(default_factory=dict)
 
     def note(self, what: str, outcome: Outcome, why: str) -> None:
         """Record what became of something."""
@@ -80,7 +80,11 @@ def adopt(directory: Path) -> Adoption:
     _adopt_clusters(adoption, root)
     _adopt_sizes(adoption)
     _adopt_root(adoption, root)
-    _leave_groups(adoption)
+    for folder in sorted(path for path in source.iterdir() if path.is_dir()):
+        if folder.name not in ("cluster", "training"):
+            count = sum(1 for _ in folder.rglob("*.yaml"))
+            why = way(folder.name, "/") or "there is no such stage"
+            adoption.note(escape(f"{folder.name}/ ({count})"), "left out", why)
     return adoption
 
 
@@ -122,7 +126,10 @@ def _root_values(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[
             yield key, {name: _as_text(item) for name, item in given.items()} | ours
             adoption.note(key, "taken over", ", ".join(given))
         elif key == "numa_mapping" and isinstance(value, dict):
-            yield from _numa_mapping(adoption, value)
+            is_known = _is_valid_mapping(value)
+            yield from [(key, value)] if is_known else []
+            why = f"mode {value.get('mode')}" if is_known else "Slipway has the mode unique_contiguous alone"
+            adoption.note(key, "taken over" if is_known else "changed", why)
         elif key not in _KNOWN and not key.endswith("_config"):
             adoption.note(escape(key), "left out", way(key) or "Slipway has no such key")
     if (kind := str(root.get("cluster_type", "bcm"))) not in ("bcm", "interactive"):
@@ -143,14 +150,10 @@ def _note_stages(adoption: Adoption, stages: Iterable[Any]) -> None:
             adoption.note(escape(f"stages: {stage}"), "left out", why)
 
 
-def _numa_mapping(adoption: Adoption, value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    try:
-        NumaMapping.model_validate({**_plain(CONF_DIR / ROOT)["numa_mapping"], **value})
-    except ValueError:
-        adoption.note("numa_mapping", "changed", "Slipway has the mode unique_contiguous alone")
-        return
-    adoption.note("numa_mapping", "taken over", f"mode {value.get('mode')}")
-    yield "numa_mapping", dict(value)
+def _is_valid_mapping(value: Mapping[str, Any]) -> bool:
+    with suppress(ValueError):
+        return bool(NumaMapping.model_validate({**_plain(CONF_DIR / ROOT)["numa_mapping"], **value}))
+    return False
 
 
 def _choices(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -158,7 +161,7 @@ def _choices(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[str,
     pairs = [pair for item in root.get("defaults", []) if isinstance(item, dict) for pair in item.items()]
     for group, choice in pairs:
         if choice is None or "hydra" in group or group.strip() in STAGES:
-            continue  # a stage that is not here: `_leave_groups` says it of all its files
+            continue  # of a stage that is not here, of whose files a note says it
         if group == "conversion":
             adoption.note(f"{group}={choice}", "changed", "conversion=nemo, which makes the same .nemo file")
             yield group, "nemo"
@@ -227,27 +230,31 @@ def _cluster_text(adoption: Adoption, name: str, content: dict[str, Any], *, has
 def _adopt_sizes(adoption: Adoption) -> None:
     """Take over every size as it is, with its comments; those that no engine trains are left out."""
     folder = adoption.source / "training"
-    families: dict[str, int] = {}
-    parts: dict[str, str] = {}
+    families, parts, sizes = Counter[str](), set[str](), dict[str, str]()
     for path in sorted(folder.rglob("*.yaml")):
         choice = str(path.relative_to(folder).with_suffix(""))
         family, _, name = choice.rpartition("/")
-        if family.partition("/")[0] in OTHER_SCRIPTS:
-            family = family.partition("/")[0]
-        elif why := _fault(choice, path):
-            adoption.note(escape(f"training/{choice}"), "left out", why)
+        top = family.partition("/")[0]
+        if top in OTHER_SCRIPTS:
+            families[top] += 1
             continue
-        elif "run" in (content := read_mapping(path)[1]):
-            model_type = model_type_of(choice, content.get("model") or {})
-            adoption.sizes[choice] = _size_text(choice, path.read_text(encoding="utf-8"), model_type)
+        try:
+            if not _NAME.fullmatch(choice):
+                raise UserError("such a name is no choice")
+            text, content = read_mapping(path)
+        except UserError as error:
+            adoption.note(escape(f"training/{choice}"), "left out", error.message)
+            continue
+        families[family] += 1
+        if "run" in content:
+            sizes[choice] = _size_text(choice, text, model_type_of(choice, content.get("model") or {}))
         else:
-            parts[family] = f"training/{family}/{_PART}{name}.yaml"
-            adoption.files[parts[family]] = path.read_text(encoding="utf-8")
-        families[family] = families.get(family, 0) + 1
-    for part in parts:
-        names = re.compile(rf"(\b{re.escape(part)}@[\w.]+: *)(?!null)(?=\w)")
-        adoption.sizes = {choice: names.sub(rf"\1{_PART}", text) for choice, text in adoption.sizes.items()}
-    adoption.files |= {f"training/{choice}.yaml": text for choice, text in adoption.sizes.items()}
+            parts.add(family)
+            adoption.files[f"training/{family}/{_PART}{name}.yaml"] = text
+    for choice, text in sizes.items():
+        for part in parts:
+            text = re.sub(rf"(\b{re.escape(part)}@[\w.]+: *)(?!null)(?=\w)", rf"\1{_PART}", text)
+        adoption.files[f"training/{choice}.yaml"] = text
     for family, count in families.items():
         what = escape(f"training/{family}/ ({count})")
         if family in OTHER_SCRIPTS:
@@ -260,17 +267,6 @@ def _adopt_sizes(adoption: Adoption) -> None:
             adoption.note(what, "taken over", "as they are, in front of any shipped ones of their names")
 
 
-def _fault(choice: str, path: Path) -> str | None:
-    """Return why a file cannot be a size; ``None`` if it can."""
-    if not _NAME.fullmatch(choice):
-        return "such a name is no choice"
-    try:
-        read_mapping(path)
-    except UserError as error:
-        return error.message
-    return None
-
-
 def _size_text(choice: str, text: str, model_type: str) -> str:
     """Return a size with its script named, and without the search path that only Hydra's own root reads."""
     text = re.sub(r"^hydra:.*\n(?:[ \t]+.*\n|[ \t]*\n)*", "", text, flags=re.MULTILINE)
@@ -278,16 +274,3 @@ def _size_text(choice: str, text: str, model_type: str) -> str:
         run = re.compile(r"^(run:[^\n]*\n(?:[ \t]*#.*\n)*)([ \t]+)(?=\w)", re.MULTILINE)
         text = run.sub(rf"\1\2model_type: {model_type}\n\2", text, count=1)
     return _FROM.format(f"training/{choice}.yaml") + text
-
-
-# --- what is not here
-
-
-def _leave_groups(adoption: Adoption) -> None:
-    for folder in sorted(path for path in adoption.source.iterdir() if path.is_dir()):
-        group = folder.name
-        if group in ("cluster", "training"):
-            continue
-        count = sum(1 for _ in folder.rglob("*.yaml"))
-        why = way(group, "/") or "there is no such stage"
-        adoption.note(escape(f"{group}/ ({count})"), "left out", why)

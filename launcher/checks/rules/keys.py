@@ -81,13 +81,11 @@ _NUMBERS: dict[str, _Range] = {
 # Profilers that no shipped configuration names: their keys are near to those of `nsys_profile`.
 _UNSHIPPED = ("model.torch_profile.", "model.memory_profile.")
 # Keys that NeMo reads, with those below them, and no shipped configuration has: the NeMo launcher's sizes do.
-_READ_BY_NEMO = tuple(
-    f"model.{name}."
-    for name in (
-        "ub_tp_comm_overlap_cfg qkv_bias rotary_interleaved seq_len_interpolation_factor precision reduce_amax"
-        " get_attention_mask_from_fusion use_emha mcore_customization_config optim.grad_sync_dtype data.fim"
-        " tokenizer.trust_remote_code"
-    ).split()
+_READ_BY_NEMO = (
+    *("model.ub_tp_comm_overlap_cfg.", "model.mcore_customization_config.", "model.data.fim."),
+    *("model.qkv_bias.", "model.rotary_interleaved.", "model.seq_len_interpolation_factor."),
+    *("model.precision.", "model.reduce_amax.", "model.get_attention_mask_from_fusion.", "model.use_emha."),
+    *("model.optim.grad_sync_dtype.", "model.tokenizer.trust_remote_code."),
 )
 
 _FLAGS = (
