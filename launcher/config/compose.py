@@ -99,8 +99,6 @@ class BatchComposer:
         """Compose one point: the shared overrides, and then its own."""
         overrides = (*self._base, *point)
         with _explained(overrides, self._config_dir, self._trees, self._compose_again):
-            for root in self._roots[:-1]:
-                check_nesting(root)
             if self._once:
                 return self._check(self._trees.compose(overrides), overrides)
             return self._compose_again(overrides)
@@ -112,6 +110,8 @@ class BatchComposer:
         settle_directories(composed)
         derive_from_gpus(composed, overrides)
         settle_model_type(composed)
+        for root in self._roots[:-1]:
+            check_nesting(root)
         sources = Sources(overrides, self._roots)
         sources = Sources(overrides, self._roots, like=self._sources.setdefault(composed.key, sources))
         config, node = _checked_as(RunConfig, composed, sources)

@@ -99,13 +99,10 @@ class TreeSource(ConfigSource):
 
 # A file of a tree that builds on its own name builds on the file of that name in the trees behind: NAME~2 is
 # the first that is not in the first two trees.
-_SKIPPING = re.compile(r"(.*)~(\d{1,3})", re.DOTALL)
-
-
 def _name_and_skipped(config_path: str) -> tuple[str, int]:
-    name = config_path.removesuffix(".yaml")
-    match = _SKIPPING.fullmatch(name)
-    return (match[1], int(match[2])) if match else (name, 0)
+    whole = config_path.removesuffix(".yaml")
+    name, _, number = whole.rpartition("~")
+    return (name, int(number)) if number.isdecimal() and name else (whole, 0)
 
 
 def find_file(config_path: str, roots: Sequence[Path]) -> Path | None:

@@ -381,17 +381,8 @@ def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
 
 
 def _builds_on_next(node: yaml.MappingNode) -> bool:
-    lists = [value for key, value in node.value if key.value == "defaults" and isinstance(value.value, list)]
-    return any(entry.value == MAIN for entries in lists for entry in entries.value)
-
-
-def _nemo_root(roots: Sequence[Path]) -> UserError | None:
-    """Return the mistake of a NeMo launcher's root in front of ours."""
-    path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
-    if path is None or not re.search(r"^training_config:", path.read_text(errors="replace"), re.MULTILINE):
-        return None
-    message = f"{escape(display_path(path))}: the root of a NeMo launcher's tree"
-    return UserError(message, hint=f"slipway adopt {for_shell(display_path(path.parent))} makes one of ours")
+    lists = [value.value for key, value in node.value if key.value == "defaults"]
+    return any(getattr(entry, "value", None) == MAIN for entries in lists for entry in entries)
 
 
 def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
@@ -429,6 +420,15 @@ def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserErr
             f"{escape(display_path(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
             hint=f"it replaces {display_path(ours)}; to build on that: defaults: [{MAIN}, _self_]",
         )
+
+
+def _nemo_root(roots: Sequence[Path]) -> UserError | None:
+    """Return the mistake of a NeMo launcher's root in front of ours."""
+    path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
+    if path is None or not re.search(r"^training_config:", path.read_text(errors="replace"), re.MULTILINE):
+        return None
+    message = f"{escape(display_path(path))}: the root of a NeMo launcher's tree"
+    return UserError(message, hint=f"slipway adopt {for_shell(display_path(path.parent))} makes one of ours")
 
 
 def _choices(node: yaml.MappingNode) -> Iterator[tuple[str, str, int]]:
