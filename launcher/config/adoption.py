@@ -118,7 +118,7 @@ def _root_values(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[
             adoption.note(key, "changed", "it had no value, and is the directory that conf/ was in")
         elif key in _SAME and value not in (None, "???"):
             yield key, _with_variables(adoption, key, value)
-        elif key == "container_mounts" and any(value or []):
+        elif key == "container_mounts" and isinstance(value, list):
             yield key, [_with_variables(adoption, key, mount) for mount in value if mount]
         elif key == "env_vars" and isinstance(value, dict):
             ours = {name: None for name in _plain(CONF_DIR / ROOT)[key] if name not in value}
@@ -138,7 +138,7 @@ def _root_values(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[
 
 def _note_stages(adoption: Adoption, stages: Iterable[Any]) -> None:
     """Record how to launch the stages; only the command line names them here."""
-    names = [str(stage) for stage in stages]
+    names = [stages] if isinstance(stages, str) else [str(stage) for stage in stages]
     # NeMo's checkpoints are not evaluated here.
     kept = [stage for stage in names if stage in OURS and stage != "evaluation"]
     if kept:
