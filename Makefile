@@ -23,7 +23,8 @@ help:
 	@echo 'make test-fast  the inner loop, three minutes on two cores: no Slurm, no training, no lint'
 	@echo 'make test-slurm  the tests on the Slurm of Debian 12, 13 and unstable, in roots of debootstrap (20 GB);'
 	@echo '             SUITES=sid takes one of them; takes hours, and root privileges'
-	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB)'
+	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB);'
+	@echo '             with SLIPWAY_NEMO_LAUNCHER=DIR:DIR also the trees of NeMo launchers, adopted'
 	@echo 'make gpu-test  what the GPUs of this machine compute, as a table'
 	@echo 'make data-torture  data and tokenizers of others, real and hostile, next to their references; downloads 300 MB'
 	@echo 'make lint    ruff, mypy, the import contracts, the supervisor'"'"'s Python and the documentation alone'
@@ -62,7 +63,7 @@ nemo-test: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \
 	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server
 	@scripts/nemo-env.sh $(PYTHON)
-	$(BIN)/pytest tests/nemo
+	$(BIN)/pytest tests/nemo tests/config/test_nemo_launcher_releases.py
 
 gpu-test: .venv/test.done
 	$(BIN)/slipway gpu-check cluster=local

@@ -36,7 +36,7 @@ _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
 _VERBS = (
     *("launch", "sweep", "check", "suggest", "doctor", "gpu-check", "render", "diff", "show", "list"),
     *("status", "follow", "logs", "plot", "history", "cancel", "hold", "release", "attach", "verify"),
-    *("convert", "evaluate", "data", "image", "sandbox", "init", "completion"),
+    *("convert", "evaluate", "data", "image", "sandbox", "init", "adopt", "completion"),
 )
 _MODULES = {
     "diff": "render",
@@ -44,6 +44,14 @@ _MODULES = {
     "plot": "history",
     **dict.fromkeys(("cancel", "hold", "release", "attach"), "acting"),
     **dict.fromkeys(("convert", "evaluate"), "checkpoints"),
+}
+
+# Options of Hydra's programs, such as the NeMo launcher's, and what does the same.
+_OF_HYDRA = {
+    **dict.fromkeys(("--config-path", "-cp", "-cd"), "--config-dir DIR, read in front of Slipway's own tree"),
+    **dict.fromkeys(("--config-name", "-cn"), "--config-dir DIR, whose root is config.yaml"),
+    **dict.fromkeys(("--multirun", "-m"), "slipway sweep OVERRIDE…, with KEY=VALUE,VALUE"),
+    **dict.fromkeys(("--cfg", "-c"), "slipway show OVERRIDE…"),
 }
 
 # The verbs that take a command of the user's after `--`, which argparse must not parse.
@@ -67,6 +75,7 @@ examples:
   slipway image build nemo                                   a recipe's image, for every node
   slipway sandbox up                                         a throw-away Slurm on this machine
   slipway init                                               a small tree of your own to edit
+  slipway adopt ~/nemo-launcher/launcher_scripts/conf        a tree of your own from a NeMo launcher's
 
 `slipway VERB --help` has the details. Exit codes: 0 success, 1 failure, 2 a mistake in the command line or
 the configuration, 3 the state of a job is unknown, 4 a job is under way, even if something failed after it
@@ -298,6 +307,10 @@ def _unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) ->
     # argparse counts the overrides before an unknown option among what it does not know.
     words = [word for word in words if word.startswith("-")] or words
     message = f"unrecognized arguments: {' '.join(recorded(words))}"
+    takes_overrides = any(action.dest == "overrides" for action in parser._actions)
+    names = [word.partition("=")[0] for word in words if takes_overrides]
+    if of_hydra := next(filter(_OF_HYDRA.__contains__, names), None):
+        return UserError(message, hint=f"{of_hydra} is Hydra's; here: {_OF_HYDRA[of_hydra]}")
     bare = {word.lstrip("-"): word.partition("=")[0] for word in words if word.startswith("-")}
     # No key has a dash in it, and most options have.
     overrides = [redacted(text) for text in bare if "=" in text and "-" not in text.partition("=")[0]]

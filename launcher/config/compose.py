@@ -14,9 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from launcher.config.hydra_setup import with_gpus
+from launcher.config.nemo_launcher import OTHER_SCRIPTS, model_type_of, other_script
 from launcher.config.overrides import (
     DEVICES,
     GRES,
@@ -31,7 +32,8 @@ from launcher.config.secrets import check_references, check_secrets, placeholder
 from launcher.config.sources import Sources
 from launcher.config.tree_composer import ComposedTree, TreeComposer
 from launcher.config.values import NumberForText, expand_home, with_home
-from launcher.errors import Mistakes, UserError, absolute_path, check_directory, literal
+from launcher.errors import Mistakes, UserError, absolute_path, check_directory, escape, literal
+from launcher.runs.paths import display_path
 
 # In the wheel a directory, in a checkout a link; resolved, so that messages name a file once.
 CONF_DIR = (Path(__file__).parents[1] / "conf").resolve()
@@ -107,6 +109,9 @@ class BatchComposer:
     def _check(self, composed: ComposedTree, overrides: Sequence[str]) -> Composition:
         settle_directories(composed)
         derive_from_gpus(composed, overrides)
+        settle_model_type(composed)
+        for root in self._roots[:-1]:
+            check_nesting(root)
         sources = Sources(overrides, self._roots)
         sources = Sources(overrides, self._roots, like=self._sources.setdefault(composed.key, sources))
         config, node = _checked_as(RunConfig, composed, sources)
@@ -196,6 +201,38 @@ def derive_from_gpus(composed: ComposedTree, overrides: Sequence[str]) -> None:
     gres = OmegaConf.select(tree, GRES) if GRES in following else None
     if isinstance(gres, str):
         composed.set(GRES, with_gpus(gres, gpus))
+
+
+def check_nesting(root: Path) -> None:
+    """Refuse a `cluster/` inside `cluster/`, which a second `cp -R` makes, and whose files nothing reads."""
+    nested = root / "cluster/cluster"
+    if nested.is_dir():
+        message = (
+            f"{escape(display_path(nested))}: a copy inside the folder that it is of, which nothing reads"
+        )
+        hint = "a second `cp -R` into a folder makes it: move its files up, or remove it"
+        raise UserError(message, hint=hint)
+
+
+def settle_model_type(composed: ComposedTree) -> None:
+    """Choose the script of a size that does not, as the NeMo launcher did by its group; drop its search path.
+
+    Raise UserError if NeMo trains such a family with a script that no engine of ours runs.
+    """
+    choice, training = composed.choices.get("training", ""), composed.tree.get("training")
+    run = training.get("run") if isinstance(training, DictConfig) else None
+    if not isinstance(run, DictConfig):
+        return
+    training.pop("hydra", None)  # NeMo's own conf/, which its sizes name and do not use
+    if "model_type" in run:
+        return
+    family = choice.partition("/")[0]
+    if family in OTHER_SCRIPTS:
+        message = (
+            f"training={choice}: NeMo trains it with {Path(OTHER_SCRIPTS[family]).name}, which no engine runs"
+        )
+        raise UserError(message, key="training", hint=other_script(family))
+    composed.set("training.run.model_type", model_type_of(choice, training.get("model") or {}))
 
 
 @contextmanager

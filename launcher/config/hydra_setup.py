@@ -72,14 +72,16 @@ class TreeSource(ConfigSource):
         return "slipway"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        text, content = _read(self._path_of(config_path))
+        text, content = read_mapping(self._path_of(config_path))
+        _build_on_next(content, _name_and_skipped(config_path)[0], self._number + 1)
         return ConfigResult(self.provider, self.full_path(), content, self._get_header_dict(text))
 
     def is_group(self, config_path: str) -> bool:
         return os.path.isdir(Path(self.path, config_path))  # noqa: PTH112  # no error for any name
 
     def is_config(self, config_path: str) -> bool:
-        return os.path.isfile(self._path_of(config_path))  # noqa: PTH113
+        is_behind = self._number >= _name_and_skipped(config_path)[1]
+        return is_behind and os.path.isfile(self._path_of(config_path))  # noqa: PTH113
 
     def available(self) -> bool:
         return self.is_group("")
@@ -87,8 +89,43 @@ class TreeSource(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
         return sorted(path.stem for path in Path(self.path, config_path).glob("*.yaml"))
 
+    @property
+    def _number(self) -> int:
+        return [str(root.absolute()) for root in _ROOTS.get()].index(self.path)
+
     def _path_of(self, config_path: str) -> Path:
-        return Path(self.path, self._normalize_file_name(config_path))
+        return Path(self.path, f"{_name_and_skipped(config_path)[0]}.yaml")
+
+
+# A file of a tree that builds on its own name builds on the file of that name in the trees behind: NAME~2 is
+# the first that is not in the first two trees.
+def _name_and_skipped(config_path: str) -> tuple[str, int]:
+    whole = config_path.removesuffix(".yaml")
+    name, _, number = whole.rpartition("~")
+    return (name, int(number)) if number.isdecimal() and name else (whole, 0)
+
+
+def find_file(config_path: str, roots: Sequence[Path]) -> Path | None:
+    """Return the file that Hydra reads for a name in its lists of defaults."""
+    name, skipped = _name_and_skipped(config_path)
+    return next((file for root in roots[skipped:] if (file := root / f"{name}.yaml").is_file()), None)
+
+
+def _build_on_next(content: DictConfig, name: str, skipped: int) -> None:
+    """Let a file that has its own name among its defaults build on the file that it hides, if any.
+
+    A cluster without defaults does too, as those of the NeMo launcher are.
+    """
+    behind, own = f"{name}~{skipped}", (name.rpartition("/")[2], f"/{name}@_here_")
+    is_of_nemo = name.startswith("cluster/") and "defaults" not in content
+    if not (is_of_nemo or "defaults" in content) or find_file(behind, _ROOTS.get()) is None:
+        return
+    if is_of_nemo:
+        content.defaults = [own[0], "_self_"]
+    for position, node in enumerate(content.defaults._iter_ex(resolve=False)):
+        if node in own:
+            # Relative names in a folder of a group would be looked for in the group.
+            content.defaults[position] = f"/{behind}@_here_" if "/" in name else behind
 
 
 _LIBYAML = (yaml.CSafeLoader,) if yaml.__with_libyaml__ else ()
@@ -112,7 +149,7 @@ def _parse(text: str) -> bytes | None:
     return pickle.dumps(OmegaConf.create(content or {})) if isinstance(content, dict | None) else None
 
 
-def _read(path: Path) -> tuple[str, DictConfig]:
+def read_mapping(path: Path) -> tuple[str, DictConfig]:
     """Return the text of a file of the tree, and its keys; raise UserError if it cannot be read."""
     name, text = escape(display_path(path)), ""
     try:

@@ -23,6 +23,7 @@ from omegaconf.errors import (
 )
 
 from launcher.config.hydra_setup import RESOLVERS
+from launcher.config.nemo_launcher import way
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
@@ -104,7 +105,8 @@ class Attempt:
 
     def no_choice(self, group: str, choice: str) -> NoSuchChoice:
         """Return the error about a choice that its group does not have, with those that it has."""
-        return NoSuchChoice(group, choice, choice_hint(choice, options_of(group, self.trees.roots)))
+        hint = way(group, choice) or choice_hint(choice, options_of(group, self.trees.roots))
+        return NoSuchChoice(group, choice, hint)
 
 
 def _keys_of(mapping: Any) -> list[str]:
@@ -175,6 +177,8 @@ def _in_order(mistakes: Sequence[UserError], overrides: Sequence[str]) -> list[U
 
 def explain(error: Exception, attempt: Attempt) -> UserError | None:
     """Say what the user's mistake was; ``None`` if it was not one, but a mistake of ours."""
+    if attempt.is_launch and (of_nemo := _nemo_root(attempt.trees.roots)) is not None:
+        return of_nemo
     of_root = _mistakes_of_root(attempt.trees.roots) if attempt.is_launch else []
     if of_root:
         return Mistakes(of_root)
@@ -300,6 +304,8 @@ def _no_such_key(key: str, text: str, attempt: Attempt) -> UserError:
     tree, start = attempt.tree, f"{escape(text)}: there is no such key"
     if tree is None:
         return UserError(start, key=key)
+    if hint := way(key.partition(".")[0]):
+        return UserError(start, key=key, hint=hint)
     node = OmegaConf.select(tree, parent) if parent else tree
     if not isinstance(node, DictConfig):
         hint = f"{parent} is not there, or holds no keys"
@@ -387,7 +393,7 @@ def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError
         hint = f"of the environment: ${{oc.env:{name}}}; or let envsubst fill it in before"
     if name.startswith("cluster.") and name.removeprefix("cluster.") in ClusterConfig.model_fields:
         key = "cluster"
-        hint = "the files in cluster/ build on what all clusters share: defaults: [_base, _self_]"
+        hint = "a file in cluster/ builds on another: defaults: [bcm, _self_], which is NeMo in its container"
     return UserError(f"{start}=${{{name}}}: there is no key {name!r} to refer to", key=key, hint=hint)
 
 
@@ -397,16 +403,24 @@ _LISTED = 12  # missing keys that one message names
 
 
 def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
-    """Return what is wrong with the root file of the user's own tree, if there is one."""
-    ours = roots[-1] / f"{MAIN}.yaml"
-    path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8")) if path is not None else None
-    except (OSError, ValueError, yaml.YAMLError):  # told by others
-        return []
-    if path is None or not isinstance(node, yaml.MappingNode):
-        return []
-    return [*_unknown_groups(path, node, roots), *_unknown_keys(path, node), *_missing(path, node, ours)]
+    """Return what is wrong with the root files of the user's own trees, down to the first that is whole."""
+    mistakes: list[UserError] = []
+    for path in (file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()):
+        try:
+            node = yaml.compose(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):  # told by others
+            break
+        if not isinstance(node, yaml.MappingNode):
+            break
+        mistakes += [*_unknown_groups(path, node, roots), *_unknown_keys(path, node)]
+        if not _builds_on_next(node):
+            return [*mistakes, *_missing(path, node, roots[-1] / f"{MAIN}.yaml")]
+    return mistakes
+
+
+def _builds_on_next(node: yaml.MappingNode) -> bool:
+    lists = [value.value for key, value in node.value if key.value == "defaults"]
+    return any(getattr(entry, "value", None) == MAIN for entries in lists for entry in entries)
 
 
 def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
@@ -418,7 +432,7 @@ def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -
         yield UserError(
             f"{escape(name)}={escape(choice)}: there is no such group",
             source=f"from {escape(display_path(path))}:{line}",
-            hint=near if near.startswith("did") else f"take the line out; {near}",
+            hint=way(name) or (near if near.startswith("did") else f"take the line out; {near}"),
         )
 
 
@@ -426,12 +440,11 @@ def _unknown_keys(path: Path, node: yaml.MappingNode) -> Iterator[UserError]:
     for key, _ in node.value:
         if key.value not in (*RunConfig.model_fields, "defaults", "hydra"):
             near = nearest(key.value, RunConfig.model_fields)
-            # The NeMo launcher has training_config for the choice of training.
-            is_meant = near and not key.value.endswith("_config")
+            is_meant = near and not way(key.value)
             yield UserError(
                 f"{escape(key.value)}: there is no such key",
                 source=f"from {escape(display_path(path))}:{key.start_mark.line + 1}",
-                hint=f"did you mean {near[0]!r}?" if is_meant else "take the line out",
+                hint=f"did you mean {near[0]!r}?" if is_meant else way(key.value) or "take the line out",
             )
 
 
@@ -443,8 +456,17 @@ def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserErr
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         yield UserError(
             f"{escape(display_path(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
-            hint=f"begin with a copy of {display_path(ours)}, which it replaces",
+            hint=f"it replaces {display_path(ours)}; to build on that: defaults: [{MAIN}, _self_]",
         )
+
+
+def _nemo_root(roots: Sequence[Path]) -> UserError | None:
+    """Return the mistake of a NeMo launcher's root in front of ours."""
+    path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
+    if path is None or not re.search(r"^training_config:", path.read_text(errors="replace"), re.MULTILINE):
+        return None
+    message = f"{escape(display_path(path))}: the root of a NeMo launcher's tree"
+    return UserError(message, hint=f"slipway adopt {for_shell(display_path(path.parent))} makes one of ours")
 
 
 def _choices(node: yaml.MappingNode) -> Iterator[tuple[str, str, int]]:

@@ -11,6 +11,7 @@ from difflib import SequenceMatcher
 from itertools import accumulate, takewhile
 from pathlib import Path
 
+from launcher.config.nemo_launcher import way
 from launcher.errors import UserError, did_you_mean, escape, literal, nearest, shortened
 
 # Each stage has a configuration group of its own name.
@@ -163,7 +164,7 @@ def requested_stages(overrides: Sequence[Override]) -> list[str]:
         )
     for stage in requested:
         if stage not in STAGES:
-            hint = did_you_mean(stage, STAGES)
+            hint = way(stage) or did_you_mean(stage, STAGES)
             raise UserError(f"stages={stage}: there is no such stage", key="stages", hint=hint)
     return requested
 

@@ -85,7 +85,7 @@ def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
     if config.engine != "megatron":
         raise setting_error(
             f"engine={config.engine}: our own trainer evaluates, with engine=megatron",
-            hint="slipway convert, then evaluate the converted checkpoint with engine=megatron",
+            hint="without this stage; NeMo's own evaluation: stages=[command] with its script (docs/nemo.md)",
             also=("stages",),
         )
     node, training = _node(run, evaluation), _training(evaluation, paths)

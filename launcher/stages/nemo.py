@@ -94,6 +94,11 @@ def _check_model(model_type: str, model: Mapping[str, Any]) -> None:
         if model.get(name):
             key = f"training.model.{name}"
             raise setting_error(f"{key}={literal(model[name])}: {why}", hint=f"leave {key} out")
+    if "bert_binary_head" in model and model_type != "bert":
+        raise setting_error(
+            f"training.run.model_type={model_type}: training.model has bert_binary_head, which is a BERT's",
+            hint="training.run.model_type=bert",
+        )
     two_stacks = "encoder" in model and "decoder" in model
     if two_stacks is not (model_type == "t5"):
         has = "encoder and decoder nodes" if two_stacks else "no encoder and decoder nodes"
@@ -212,7 +217,7 @@ def _check_llama(conversion: ConversionConfig, model: Mapping[str, Any]) -> None
             what = f"model.{key}={literal(model.get(key))}" if is_gpt else "its model_type"
             raise setting_error(
                 f"conversion.to=huggingface: NeMo's script converts Llamas, and {what} is none of theirs",
-                hint="conversion=nemo",
+                hint="conversion=nemo makes a .nemo file of it",
                 also=("engine",),
             )
 

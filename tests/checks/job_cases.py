@@ -141,6 +141,12 @@ JOB_CASES = [
         plan={"engine": "nemo"},
         facts=Facts(tuple(f"model.{name}" for name in ("a", "b", "c", "d", "e")), SHIPPED, (), {}),
     ),
+    good(
+        "keys.unknown",
+        {"model.ub_tp_comm_overlap_cfg": "a"},
+        **added("model.ub_tp_comm_overlap_cfg", "nemo"),
+    ),
+    good("keys.unknown", {"model.data.fim.rate": 0.5}, **added("model.data.fim.rate", "nemo")),
     good("keys.unknown", {"model.foo": None}, **added("model.foo", "nemo")),
     bad(
         "keys.unknown",

@@ -47,18 +47,16 @@ def messages_of(text: str, directory: Path, *overrides: str) -> list[str]:
 
 def test_root_file_of_the_nemo_launcher_is_reported_by_line(tmp_path: Path) -> None:
     *messages, missing = messages_of(NEMO, tmp_path)
-    valid = (
-        "  take the line out; valid: cluster, command, conversion, data_preparation, evaluation, training,"
-        " workspace"
-    )
     file = tmp_path / "config.yaml"
+    curator = "  NVIDIA's NeMo Curator does it; slipway data prepare cleans text and removes duplicates"
+    export = "  conversion=huggingface makes what TensorRT-LLM and vLLM read"
     assert messages == [
-        f"quality_filtering=heuristic/english: there is no such group\n  from {file}:5\n{valid}",
-        f"export=gpt3/export_gpt3: there is no such group\n  from {file}:9\n{valid}",
-        f"export_config: there is no such key\n  from {file}:24\n  take the line out",
+        f"quality_filtering=heuristic/english: there is no such group\n  from {file}:5\n{curator}",
+        f"export=gpt3/export_gpt3: there is no such group\n  from {file}:9\n{export}",
+        f"export_config: there is no such key\n  from {file}:24\n{export}",
     ]
     assert missing.startswith(f"{file}: evaluation, workspace, command, images_dir, engine, nemo_path, ")
-    assert missing.endswith("conf/config.yaml, which it replaces")
+    assert missing.endswith("conf/config.yaml; to build on that: defaults: [config, _self_]")
 
 
 def test_unknown_group_is_named_with_its_line(tmp_path: Path) -> None:

@@ -81,6 +81,13 @@ _NUMBERS: dict[str, _Range] = {
 
 # Profilers that no shipped configuration names: their keys are near to those of `nsys_profile`.
 _UNSHIPPED = ("model.torch_profile.", "model.memory_profile.")
+# Keys that NeMo reads, with those below them, and no shipped configuration has: the NeMo launcher's sizes do.
+_READ_BY_NEMO = (
+    *("model.ub_tp_comm_overlap_cfg.", "model.mcore_customization_config.", "model.data.fim."),
+    *("model.qkv_bias.", "model.rotary_interleaved.", "model.seq_len_interpolation_factor."),
+    *("model.precision.", "model.reduce_amax.", "model.get_attention_mask_from_fusion.", "model.use_emha."),
+    *("model.optim.grad_sync_dtype.", "model.tokenizer.trust_remote_code."),
+)
 
 _FLAGS = (
     *(f"model.{name}" for name in _MODEL_FLAGS.split()),
@@ -177,6 +184,8 @@ def key_problems(
         value = values.raw(key)
         near = nearest_key(key, shipped_keys) if not key.startswith(_UNSHIPPED) else None
         fix = f"did you mean {full(near)}?" if near is not None else None
+        if engine == "nemo" and f"{key}.".startswith(_READ_BY_NEMO):
+            continue
         if isinstance(value, Mapping) or (near is None and (value is None or value is False)):
             continue
         if engine == "megatron_lm":

@@ -187,7 +187,7 @@ COMPOSING: Rows = [
         ["--config-dir=@tree", "cluster=heir"],
         ["cluster/bmc: there is no such file", "@tree/cluster/heir.yaml:2"],
     ),
-    (["--config-dir=@tree", "cluster=orphan"], ["'cluster.gpus_per_node'", "defaults: [_base, _self_]"]),
+    (["--config-dir=@tree", "cluster=orphan"], ["'cluster.gpus_per_node'", "defaults: [bcm, _self_]"]),
     (
         ["--config-dir=@tree", "cluster=unknown"],
         [
