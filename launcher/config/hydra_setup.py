@@ -73,13 +73,15 @@ class TreeSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         text, content = _read(self._path_of(config_path))
+        _build_on_next(content, _name_and_skipped(config_path)[0], self._number + 1)
         return ConfigResult(self.provider, self.full_path(), content, self._get_header_dict(text))
 
     def is_group(self, config_path: str) -> bool:
         return os.path.isdir(Path(self.path, config_path))  # noqa: PTH112  # no error for any name
 
     def is_config(self, config_path: str) -> bool:
-        return os.path.isfile(self._path_of(config_path))  # noqa: PTH113
+        is_behind = self._number >= _name_and_skipped(config_path)[1]
+        return is_behind and os.path.isfile(self._path_of(config_path))  # noqa: PTH113
 
     def available(self) -> bool:
         return self.is_group("")
@@ -87,8 +89,40 @@ class TreeSource(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
         return sorted(path.stem for path in Path(self.path, config_path).glob("*.yaml"))
 
+    @property
+    def _number(self) -> int:
+        return [str(root.absolute()) for root in _ROOTS.get()].index(self.path)
+
     def _path_of(self, config_path: str) -> Path:
-        return Path(self.path, self._normalize_file_name(config_path))
+        return Path(self.path, f"{_name_and_skipped(config_path)[0]}.yaml")
+
+
+# A file of a tree that builds on its own name builds on the file of that name in the trees behind: NAME~2 is
+# the first that is not in the first two trees.
+_SKIPPING = re.compile(r"(.*)~(\d{1,3})", re.DOTALL)
+
+
+def _name_and_skipped(config_path: str) -> tuple[str, int]:
+    name = config_path.removesuffix(".yaml")
+    match = _SKIPPING.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, 0)
+
+
+def find_file(config_path: str, roots: Sequence[Path]) -> Path | None:
+    """Return the file that Hydra reads for a name in its lists of defaults."""
+    name, skipped = _name_and_skipped(config_path)
+    return next((file for root in roots[skipped:] if (file := root / f"{name}.yaml").is_file()), None)
+
+
+def _build_on_next(content: DictConfig, name: str, skipped: int) -> None:
+    """Let a file that has its own name among its defaults build on the file that it hides, if any."""
+    behind, own = f"{name}~{skipped}", (name.rpartition("/")[2], f"/{name}@_here_")
+    if "defaults" not in content or find_file(behind, _ROOTS.get()) is None:
+        return
+    for position, node in enumerate(content.defaults._iter_ex(resolve=False)):
+        if node in own:
+            # Relative names in a folder of a group would be looked for in the group.
+            content.defaults[position] = f"/{behind}@_here_" if "/" in name else behind
 
 
 _LIBYAML = (yaml.CSafeLoader,) if yaml.__with_libyaml__ else ()

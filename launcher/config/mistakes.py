@@ -359,16 +359,24 @@ _LISTED = 12  # missing keys that one message names
 
 
 def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
-    """Return what is wrong with the root file of the user's own tree, if there is one."""
-    ours = roots[-1] / f"{MAIN}.yaml"
-    path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8")) if path is not None else None
-    except (OSError, ValueError, yaml.YAMLError):  # told by others
-        return []
-    if path is None or not isinstance(node, yaml.MappingNode):
-        return []
-    return [*_unknown_groups(path, node, roots), *_unknown_keys(path, node), *_missing(path, node, ours)]
+    """Return what is wrong with the root files of the user's own trees, down to the first that is whole."""
+    mistakes: list[UserError] = []
+    for path in (file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()):
+        try:
+            node = yaml.compose(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):  # told by others
+            break
+        if not isinstance(node, yaml.MappingNode):
+            break
+        mistakes += [*_unknown_groups(path, node, roots), *_unknown_keys(path, node)]
+        if not _builds_on_next(node):
+            return [*mistakes, *_missing(path, node, roots[-1] / f"{MAIN}.yaml")]
+    return mistakes
+
+
+def _builds_on_next(node: yaml.MappingNode) -> bool:
+    lists = [value for key, value in node.value if key.value == "defaults" and isinstance(value.value, list)]
+    return any(entry.value == MAIN for entries in lists for entry in entries.value)
 
 
 def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
@@ -405,7 +413,7 @@ def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserErr
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         yield UserError(
             f"{escape(display_path(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
-            hint=f"begin with a copy of {display_path(ours)}, which it replaces",
+            hint=f"it replaces {display_path(ours)}; to build on that: defaults: [{MAIN}, _self_]",
         )
 
 

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.hydra_setup import hydra_of
+from launcher.config.hydra_setup import find_file, hydra_of
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
@@ -169,7 +169,7 @@ def _value_of(setting: Override | Position | None, key: str) -> str | None:
 
 def locate_text(config_path: str, text: str, roots: Sequence[Path]) -> str | None:
     """Return the file of the tree that holds a text, and the first such line."""
-    path = _file(config_path, roots)
+    path = find_file(config_path, roots)
     if path is None:
         return None
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -211,13 +211,8 @@ def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str 
         chosen += [f"~{group}" for group in skipped_groups(overrides)]
     with hydra_of(roots) as loader:
         defaults = loader.compute_defaults_list(primary, chosen, RunMode.RUN).defaults
-    files = ((_file(default.config_path, roots), default.package or "") for default in defaults)
+    files = ((find_file(default.config_path, roots), default.package or "") for default in defaults)
     return [TreeFile(path, package) for path, package in files if path is not None]
-
-
-def _file(config_path: str, roots: Sequence[Path]) -> Path | None:
-    name = config_path if config_path.endswith(".yaml") else f"{config_path}.yaml"
-    return next((root / name for root in roots if (root / name).is_file()), None)
 
 
 def _position(node: yaml.Node | None, file: TreeFile, key: str) -> Position | None:

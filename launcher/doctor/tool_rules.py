@@ -12,9 +12,11 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from launcher.checks.rules.files import engine_fit
+from launcher.config.compose import CONF_DIR
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
 from launcher.doctor.report import PYTHON, Line, Status, missing, ok, release_status, unknown, warning
 from launcher.estimates.values import memory_text
@@ -45,6 +47,15 @@ _LOGIN = (
     "skopeo login {0} (for nvcr.io the user is $oauthtoken, the password your NGC key); for Enroot a line "
     "`machine {1} login USER password KEY` in ~/.config/enroot/.credentials"
 )
+
+
+def tree_line(trees: Sequence[tuple[Path, str, str | None]]) -> Line:
+    """Return the line of the configuration trees: each with what named it, and who else may change it."""
+    text = ", ".join([*(f"{tree} ({origin})" for tree, origin, _ in trees), f"{CONF_DIR} (Slipway's own)"])
+    why = next((why for *_, why in trees if why is not None), None)
+    if why is None:
+        return ok("trees", text)
+    return warning("trees", f"{text}; {why}", "let it belong to root, and nobody else write it")
 
 
 def tool_lines(machine: Machine) -> Iterator[Line]:

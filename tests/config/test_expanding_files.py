@@ -32,7 +32,7 @@ def refusal(tmp_path: Path, cluster: str = "", *overrides: str) -> str:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "mine.yaml").write_text(f"defaults: [_base, _self_]\n{cluster}")
     with pytest.raises(UserError) as raised:
-        compose(["cluster=mine", "training=gpt3/126m", *overrides], tmp_path)
+        compose(["cluster=mine", "training=gpt3/126m", *overrides], (tmp_path,))
     return str(raised.value)
 
 
@@ -82,5 +82,5 @@ def test_aliases_that_do_not_multiply_are_read(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     text = "defaults: [_base, _self_]\ncomment: &name x\nconstraint: *name\n"
     (tmp_path / "cluster" / "mine.yaml").write_text(text)
-    composed = compose(["cluster=mine", "training=gpt3/126m"], tmp_path)
+    composed = compose(["cluster=mine", "training=gpt3/126m"], (tmp_path,))
     assert (composed.config.cluster.comment, composed.config.cluster.constraint) == ("x", "x")
