@@ -13,6 +13,7 @@ from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering import configuration, earlier, host, images, paths
 from launcher.checks.registry import CHECKS, require_known, run_checks, worst_first
 from launcher.checks.rules.files import MACHINE, SCHEDULER
+from launcher.checks.site_rules import site_findings
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script
@@ -34,6 +35,8 @@ class CheckReport:
     facts: Facts
     findings: tuple[Finding, ...]
     skipped: tuple[str, ...] = ()
+    # The ids of the site's checks that apply.
+    of_site: Sequence[str] = ()
 
     def of(self, severity: Severity) -> list[Finding]:
         return [finding for finding in self.findings if finding.severity is severity]
@@ -73,10 +76,12 @@ def check_drafts(
     drafts: Sequence[Draft], skipped: Sequence[str] = (), *, look: bool = True, **known: Any
 ) -> list[CheckReport]:
     """Check drafts against their facts; those that are known already are not gathered."""
-    return [
-        CheckReport(draft, facts, tuple(run_checks(draft.plan, facts, skipped)), tuple(skipped))
-        for draft, facts in zip(drafts, gather(drafts, look=look, **known), strict=True)
-    ]
+    reports = []
+    for draft, facts in zip(drafts, gather(drafts, look=look, **known), strict=True):
+        of_site, found = site_findings(draft, skipped)
+        findings = worst_first([*run_checks(draft.plan, facts, skipped), *found])
+        reports.append(CheckReport(draft, facts, tuple(findings), tuple(skipped), of_site))
+    return reports
 
 
 def gather(drafts: Sequence[Draft], *, look: bool = True, **known: Any) -> list[Facts]:

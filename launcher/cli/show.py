@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from launcher.cli.options import Verbs, add_config_dir, add_option, add_overrides, add_verb
-from launcher.config.compose import Composition, compose, tree_roots
+from launcher.config.compose import compose, tree_roots
 from launcher.config.sources import Sources
 from launcher.errors import UserError, escape, nearest
 from launcher.runs.paths import display_path
@@ -65,27 +64,12 @@ def run(args: argparse.Namespace) -> None:
         print_json(items)
         return
     if args.config_dirs:
-        print("\n".join(_trees(composition)))
+        trees = ", ".join(map(display_path, tree_roots(args.config_dirs)))
+        print(f"# trees, of which the first that has a file wins: {escape(trees)}")
     if args.plain:
         print("\n".join("".join(text for text, _ in line) for line in _lines(leaves)))
     else:
         print_styled(_lines(leaves))
-
-
-def _trees(composition: Composition) -> Iterator[str]:
-    """Yield comments: the trees, and the files that hide one of the same name."""
-    roots = tree_roots(composition.config_dirs)
-    yield f"# trees, of which the first that has a file wins: {', '.join(map(_shown, roots))}"
-    read = [file.path for file in composition.sources().files]
-    for path, own in ((path, root) for path in read for root in roots if path.is_relative_to(root)):
-        name = path.relative_to(own)
-        for hidden_file in (root / name for root in roots[roots.index(own) + 1 :]):
-            if hidden_file.is_file() and hidden_file not in read:
-                yield f"# {_shown(path)} hides {_shown(hidden_file)}"
-
-
-def _shown(path: Path) -> str:
-    return escape(display_path(path))
 
 
 def _is_override(word: str) -> bool:

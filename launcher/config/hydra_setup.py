@@ -72,7 +72,7 @@ class TreeSource(ConfigSource):
         return "slipway"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        text, content = _read(self._path_of(config_path))
+        text, content = read_mapping(self._path_of(config_path))
         _build_on_next(content, _name_and_skipped(config_path)[0], self._number + 1)
         return ConfigResult(self.provider, self.full_path(), content, self._get_header_dict(text))
 
@@ -99,13 +99,10 @@ class TreeSource(ConfigSource):
 
 # A file of a tree that builds on its own name builds on the file of that name in the trees behind: NAME~2 is
 # the first that is not in the first two trees.
-_SKIPPING = re.compile(r"(.*)~(\d{1,3})", re.DOTALL)
-
-
 def _name_and_skipped(config_path: str) -> tuple[str, int]:
-    name = config_path.removesuffix(".yaml")
-    match = _SKIPPING.fullmatch(name)
-    return (match[1], int(match[2])) if match else (name, 0)
+    whole = config_path.removesuffix(".yaml")
+    name, _, number = whole.rpartition("~")
+    return (name, int(number)) if number.isdecimal() and name else (whole, 0)
 
 
 def find_file(config_path: str, roots: Sequence[Path]) -> Path | None:
@@ -146,7 +143,7 @@ def _parse(text: str) -> bytes | None:
     return pickle.dumps(OmegaConf.create(content or {})) if isinstance(content, dict | None) else None
 
 
-def _read(path: Path) -> tuple[str, DictConfig]:
+def read_mapping(path: Path) -> tuple[str, DictConfig]:
     """Return the text of a file of the tree, and its keys; raise UserError if it cannot be read."""
     name, text = escape(display_path(path)), ""
     try:
@@ -184,13 +181,16 @@ def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> UserError:
 
 def _count_values(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
     """Return how many values a node has with its aliases expanded; raise YAMLError if they are too many."""
+    if counts.get(node) == 0:
+        raise yaml.MarkedYAMLError(None, None, "an alias of what it stands in", node.start_mark)
     if node not in counts:
-        counts[node] = 1
+        counts[node], below = 0, 0
         if isinstance(node, yaml.CollectionNode):
             pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
-            counts[node] += sum(_count_values(child, counts) for pair in pairs for child in pair)
+            below = sum(_count_values(child, counts) for pair in pairs for child in pair)
         elif node.tag.endswith(":int") and len(node.value) > _MOST_DIGITS:
             raise yaml.MarkedYAMLError(None, None, "a number of too many digits", node.start_mark)
+        counts[node] = 1 + below
         if counts[node] > _MOST_VALUES:
             raise yaml.MarkedYAMLError(None, None, "aliases that make too many values", node.start_mark)
     return counts[node]

@@ -96,13 +96,10 @@ def test_the_order_of_the_trees(tree: Tree, monkeypatch: pytest.MonkeyPatch, cap
         tree(name, {f"cluster/{below}": text for below in names[number:]})
     monkeypatch.setenv(VARIABLE, f"{Path.cwd()}/of_variable::{Path.cwd()}/also")
     words = ["show", "--config-dir", "first", "--config-dir=second"]
-    for name, following in zip(names, [*names[1:], None], strict=True):
+    for name in names:
         assert main([*words, "cluster=etc", "cluster.comment"]) == 0
         out = capsys.readouterr().out
         assert yaml.safe_load(out)["cluster"]["comment"] == name
-        assert (f"{name}/cluster/etc.yaml hides {following}/cluster/etc.yaml" in out) is (
-            following is not None
-        )
         Path(name, "cluster/etc.yaml").unlink()
     assert (
         f"trees, of which the first that has a file wins: first, second, of_variable, also, etc, {CONF_DIR}"
