@@ -267,7 +267,7 @@ def _verb_first(words: Sequence[str]) -> list[str]:
         number = 1 if "=" in rest[0] else 2
         front, rest = [*front, *rest[:number]], rest[number:]
     end = rest.index("--") if "--" in rest else len(rest)
-    return [*rest[:end], *front, *rest[end:]]
+    return [*rest[:end], *front, *rest[end:]] if rest else []
 
 
 def _accept_trees(parser: argparse.ArgumentParser) -> None:

@@ -191,3 +191,14 @@ def test_completion_reads_the_variable(site: Path) -> None:
     environment = {**os.environ, VARIABLE: str(site)}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "cluster=ours\n"
+
+
+def test_init_builds_on_the_site(site: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+    assert main(["init", "typed", "--config-dir", "site"]) == 0
+    assert f'--config-dir "$here/conf" --config-dir {site} ' in Path("typed/launch.sh").read_text()
+    monkeypatch.setenv(VARIABLE, str(site))
+    assert main(["init", "mine"]) == 0
+    assert f"They build on site, and on Slipway's own: {CONF_DIR}" in capsys.readouterr().out
+    assert "--config-dir /" not in Path("mine/launch.sh").read_text()
+    cluster = compose(["cluster=mine", "training=gpt3/mine"], (Path("mine/conf"), site)).config.cluster
+    assert cluster.account == "ml"
