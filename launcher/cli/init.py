@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.cli.options import Verbs, add_config_dir, add_verb
-from launcher.config.site_trees import origin_of
+from launcher.config.site_trees import site_trees
 from launcher.errors import UserError
 from launcher.runs.paths import display_path
 
@@ -97,8 +97,8 @@ def write_starter(directory: Path, trees: Sequence[Path] = ()) -> None:
 def _on_trees(text: str, trees: Sequence[Path]) -> str:
     from launcher.config.compose import compose  # late: Hydra, which a tree of nobody else's does not need
 
-    typed = [shlex.quote(str(tree.absolute())) for tree in trees if origin_of(tree) == "--config-dir"]
-    options = "".join(f" --config-dir {tree}" for tree in typed)
+    typed = (str(tree.absolute()) for tree in trees if tree not in site_trees())
+    options = "".join(f" --config-dir {shlex.quote(tree)}" for tree in typed)
     cluster = compose([], tuple(trees)).choices["cluster"]
     text = text.replace("Slipway's `bcm`, a Slurm with 8 GPUs a node, Enroot and Pyxis.", f"`{cluster}`.")
     return text.replace("  - bcm\n", f"  - {cluster}\n").replace('"$here/conf"', f'"$here/conf"{options}')

@@ -83,9 +83,9 @@ def _choices(name: str, config_dirs: tuple[Path, ...]) -> Iterator[Row]:
     from launcher.config.overrides import STAGES, about
 
     def tree_of(group: str, choice: str) -> Row:
-        """Return the tree that has a choice, where there are several."""
-        with_it = [root for root in tree_roots(config_dirs) if (root / group / f"{choice}.yaml").is_file()]
-        return {"tree": str(with_it[0])} if config_dirs else {}
+        """Return the tree that has a choice, where there are several; None for Slipway's own."""
+        trees = (tree for tree in config_dirs if (tree / group / f"{choice}.yaml").is_file())
+        return {"tree": next(map(str, trees), None)} if config_dirs else {}
 
     if name == "stages":
         for stage in STAGES:
@@ -142,28 +142,13 @@ def _print_choices(name: str, rows: list[Row]) -> None:
         cells = [(row["cluster"], row["about"] or "", *_tree(row)) for row in rows]
         print_listing(("CLUSTER", "ABOUT", "TREE")[: len(cells[0])], cells)
     else:
-        columns = (
-            "SIZE",
-            "PARAMETERS",
-            "LAYERS",
-            "HIDDEN",
-            "HEADS",
-            "SEQUENCE",
-            "BATCH",
-            "NODES×GPUS",
-            "TREE",
-        )
+        columns = ("SIZE", "PARAMETERS", "LAYERS", "HIDDEN", "HEADS", "SEQUENCE", "BATCH", "NODES×GPUS")
         cells = [(*_cells(row), *_tree(row)) for row in rows]
-        print_listing(columns[: len(cells[0])], cells, numbers=7)
+        print_listing((*columns, "TREE")[: len(cells[0])], cells, numbers=7)
 
 
 def _tree(row: Row) -> list[str]:
-    """Return the cell of a tree, if there are several: nothing is written for Slipway's own."""
-    from launcher.config.compose import CONF_DIR
-
-    if "tree" not in row:
-        return []
-    return ["" if row["tree"] == str(CONF_DIR) else escape(display_path(Path(row["tree"])))]
+    return [escape(display_path(Path(row["tree"]))) if row["tree"] else ""] if "tree" in row else []
 
 
 def _few(choices: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,12 +26,9 @@ def config_dirs_of(typed: Sequence[Path]) -> tuple[Path, ...]:
     """
     trees = {tree.absolute(): tree for tree in typed}
     for tree in site_trees():
-        if tree in trees:
-            continue
-        trees[tree] = tree
-        if (why := why_open(tree)) is not None:
-            text = "warning: %s: jobs are launched with the values of %s, which others may change"
-            _logger.warning(text, escape(why), escape(str(tree)))
+        if tree not in trees and (why := why_open(tree)) is not None:
+            _logger.warning("warning: %s, a part of the configuration of your jobs", escape(why))
+        trees.setdefault(tree, tree)
     return tuple(trees.values())
 
 
@@ -51,31 +48,19 @@ def site_trees() -> list[Path]:
     return [*trees, *([MACHINE_TREE] if MACHINE_TREE.is_dir() else [])]
 
 
-def origin_of(tree: Path) -> str:
-    """Return what named a tree: the option, the variable or the machine's path."""
-    if str(tree) in os.environ.get(VARIABLE, "").split(os.pathsep):
-        return VARIABLE
-    return "of this machine" if tree == MACHINE_TREE else "--config-dir"
-
-
 def why_open(tree: Path) -> str | None:
     """Return who else may change a tree: everybody, or an owner who is neither root nor the caller."""
-    for path, status in _entries(tree):
-        if status.st_uid not in (0, os.geteuid()):
-            return f"{path} belongs to {user_name(status.st_uid)}"
-        if status.st_mode & stat.S_IWOTH:
-            return f"everybody may write {path}"
-    for parent in tree.resolve().parents:
-        mode = parent.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            return f"everybody may write {parent}"
+    walk = os.walk(tree)
+    files = (
+        path for at, _, names in walk for path in (Path(at), *(Path(at, name) for name in sorted(names)))
+    )
+    for path in (*tree.resolve().parents, *files):
+        with suppress(OSError):  # a link to nowhere, or a file that was just removed
+            status = path.stat()
+            is_above = tree.is_relative_to(path) and path != tree
+            if not is_above and status.st_uid not in (0, os.geteuid()):
+                return f"{path} belongs to {user_name(status.st_uid)}"
+            # Others may not replace what stands in a directory with the sticky bit.
+            if status.st_mode & stat.S_IWOTH and not (is_above and status.st_mode & stat.S_ISVTX):
+                return f"everybody may write {path}"
     return None
-
-
-def _entries(tree: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the directories and the YAML files of a tree, the files behind links in place of these."""
-    for directory, _, names in os.walk(tree):
-        files = (Path(directory, name) for name in sorted(names) if name.endswith(".yaml"))
-        for path in (Path(directory), *files):
-            with suppress(OSError):  # a link to nowhere, or a file that was just removed
-                yield path, path.stat()

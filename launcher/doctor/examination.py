@@ -16,7 +16,8 @@ from typing import Any
 from launcher.checks.findings import Severity
 from launcher.checks.gathering.host import ask_cluster, host_facts
 from launcher.checks.rules.files import engine_of_image, machine_problems
-from launcher.config.site_trees import origin_of, why_open
+from launcher.config.compose import tree_roots
+from launcher.config.site_trees import why_open
 from launcher.doctor import container_rules as containers
 from launcher.doctor import probe
 from launcher.doctor import tool_rules as tools
@@ -116,7 +117,9 @@ def examine(
         versions={name: version_of(name) for names, _ in tools.EXTRAS.values() for name in names},
         trainer=trainer_of(draft, needs),
         python=python,
-        trees=(tools.tree_line([(tree, origin_of(tree), why_open(tree)) for tree in config_dirs]),),
+        trees=(
+            tools.tree_line(tree_roots(config_dirs), next(filter(None, map(why_open, config_dirs)), None)),
+        ),
         answers=answers,
     )
     return surroundings, apply_rules(surroundings)

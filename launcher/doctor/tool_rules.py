@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from launcher.checks.rules.files import engine_fit
-from launcher.config.compose import CONF_DIR
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
 from launcher.doctor.report import PYTHON, Line, Status, missing, ok, release_status, unknown, warning
 from launcher.estimates.values import memory_text
@@ -49,13 +48,11 @@ _LOGIN = (
 )
 
 
-def tree_line(trees: Sequence[tuple[Path, str, str | None]]) -> Line:
-    """Return the line of the configuration trees: each with what named it, and who else may change it."""
-    text = ", ".join([*(f"{tree} ({origin})" for tree, origin, _ in trees), f"{CONF_DIR} (Slipway's own)"])
-    why = next((why for *_, why in trees if why is not None), None)
-    if why is None:
-        return ok("trees", text)
-    return warning("trees", f"{text}; {why}", "let it belong to root, and nobody else write it")
+def tree_line(trees: Sequence[Path], why_open: str | None) -> Line:
+    """Return the line of the configuration trees, and of who else may change them."""
+    text = ", ".join(map(str, trees))
+    fix = "let it belong to root, and nobody else write it"
+    return ok("trees", text) if why_open is None else warning("trees", f"{text}; {why_open}", fix)
 
 
 def tool_lines(machine: Machine) -> Iterator[Line]:

@@ -165,7 +165,7 @@ def test_a_tree_that_others_may_write_is_told(
         mode = path.stat().st_mode
         path.chmod(mode | 0o002)
         config_dirs_of([])
-        assert f"everybody may write {path}" in caplog.messages.pop()
+        assert f"everybody may write {path}, a part of" in caplog.messages.pop()
         caplog.clear()
         path.chmod(mode)
     (site / "nowhere.yaml").symlink_to("nothing")
