@@ -1,8 +1,4 @@
-"""A site's own checks: rules in the directory `checks` of its configuration tree, which hold no program.
-
-Each file maps names to rules, such as
-``debug_nodes: {key: job.nodes, maximum: 2, where: {cluster.partition: debug}}``.
-"""
+"""A site's own checks: files of rules in the directory `checks` of its tree, which hold no program."""
 
 from __future__ import annotations
 
@@ -140,7 +136,6 @@ def _findings(site_rule: SiteRule, draft: Draft, values: Mapping[str, Any]) -> I
     message = escape(f"{rule.key}={literal(hidden(rule.key, value))}: {what}")
     fix = [*map(escape, (rule.remedy or "").splitlines()), f"the site's rule: {site_rule.place}"]
     nodes = "resilience.nodes" if job.resources.is_elastic else "training.trainer.num_nodes"
-    # The keys of the configuration that the job's values come from.
     sources = {"job.nodes": nodes, "job.time_limit": f"{job.stage}.run.time_limit", "job.image": "container"}
     key = sources.get(rule.key, rule.key)
     yield Finding(Severity(rule.severity), key, message, "\n".join(fix), id=site_rule.id)

@@ -67,10 +67,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def write_starter(directory: Path, trees: Sequence[Path] = ()) -> None:
-    """Write the starter tree, all of it or nothing; raise UserError if a file exists or cannot be written.
-
-    It builds on the cluster that `trees` choose, and launches with those that no variable names.
-    """
+    """Write the starter tree, all of it or nothing; raise UserError if a file exists or cannot be written."""
     existing = [name for name in FILES if os.path.lexists(directory / name)]
     if existing:
         message = f"nothing was written, because {display_path(directory)} already has: {', '.join(existing)}"
@@ -95,6 +92,7 @@ def write_starter(directory: Path, trees: Sequence[Path] = ()) -> None:
 
 
 def _on_trees(text: str, trees: Sequence[Path]) -> str:
+    """Let a file build on the cluster that the trees choose, and launch with those that no variable names."""
     from launcher.config.compose import compose  # late: Hydra, which a tree of nobody else's does not need
 
     typed = (str(tree.absolute()) for tree in trees if tree not in site_trees())

@@ -375,8 +375,8 @@ def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
 
 
 def _builds_on_next(node: yaml.MappingNode) -> bool:
-    lists = [value for key, value in node.value if key.value == "defaults" and isinstance(value.value, list)]
-    return any(entry.value == MAIN for entries in lists for entry in entries.value)
+    lists = [value.value for key, value in node.value if key.value == "defaults"]
+    return any(getattr(entry, "value", None) == MAIN for entries in lists for entry in entries)
 
 
 def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import os
 import stat
@@ -38,9 +39,7 @@ def site_trees() -> list[Path]:
     for text in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         tree = Path(text)
         if not tree.is_absolute():
-            raise UserError(
-                f"{VARIABLE}: {escape(text)}: not a whole path", hint="such as /site/conf:$HOME/conf"
-            )
+            raise UserError(f"{VARIABLE}: {escape(text)}: not a whole path", hint="such as /site/conf")
         # A site names a directory of the user's own, which not every user has.
         if tree.is_dir() or not tree.is_relative_to(Path(os.path.expanduser("~"))):  # noqa: PTH111
             check_directory(VARIABLE, tree)
@@ -50,14 +49,13 @@ def site_trees() -> list[Path]:
 
 def why_open(tree: Path) -> str | None:
     """Return who else may change a tree: everybody, or an owner who is neither root nor the caller."""
-    walk = os.walk(tree)
-    files = (
-        path for at, _, names in walk for path in (Path(at), *(Path(at, name) for name in sorted(names)))
-    )
-    for path in (*tree.resolve().parents, *files):
+    tree = tree.resolve()
+    below = [
+        Path(at, name) for at, _, names in os.walk(tree) for name in ("", *fnmatch.filter(names, "*.yaml"))
+    ]
+    for path in (*tree.parents, *below):
         with suppress(OSError):  # a link to nowhere, or a file that was just removed
-            status = path.stat()
-            is_above = tree.is_relative_to(path) and path != tree
+            status, is_above = path.stat(), path in tree.parents
             if not is_above and status.st_uid not in (0, os.geteuid()):
                 return f"{path} belongs to {user_name(status.st_uid)}"
             # Others may not replace what stands in a directory with the sticky bit.

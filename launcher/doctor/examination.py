@@ -117,9 +117,7 @@ def examine(
         versions={name: version_of(name) for names, _ in tools.EXTRAS.values() for name in names},
         trainer=trainer_of(draft, needs),
         python=python,
-        trees=(
-            tools.tree_line(tree_roots(config_dirs), next(filter(None, map(why_open, config_dirs)), None)),
-        ),
+        trees=(tools.tree_line(tree_roots(config_dirs), filter(None, map(why_open, config_dirs))),),
         answers=answers,
     )
     return surroundings, apply_rules(surroundings)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,11 +48,11 @@ _LOGIN = (
 )
 
 
-def tree_line(trees: Sequence[Path], why_open: str | None) -> Line:
+def tree_line(trees: Sequence[Path], why_open: Iterable[str]) -> Line:
     """Return the line of the configuration trees, and of who else may change them."""
-    text = ", ".join(map(str, trees))
+    text, why = ", ".join(map(str, trees)), "; ".join(why_open)
     fix = "let it belong to root, and nobody else write it"
-    return ok("trees", text) if why_open is None else warning("trees", f"{text}; {why_open}", fix)
+    return warning("trees", f"{text}; {why}", fix) if why else ok("trees", text)
 
 
 def tool_lines(machine: Machine) -> Iterator[Line]:
