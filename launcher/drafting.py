@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 class Request:
     """The launch that the user asked for.
 
-    `config_dir` and `template_dir` are the user's own trees, searched before ours. To render the script of an
-    earlier launch again, `number` and `tag` are its own. `stage` is the only stage to draft, of several in
-    the overrides; `work` is an image to make instead. With a `launch_dir` the draft is that of the
-    configuration stored there, with its `choices`, whatever the trees say now.
+    `config_dirs`, the first of which wins, and `template_dir` are the user's own trees, before ours. To
+    render the script of an earlier launch again, `number` and `tag` are its own. `stage` is the only stage to
+    draft, of several in the overrides; `work` is an image to make instead. With a `launch_dir` the draft is
+    that of the configuration stored there, with its `choices`, whatever the trees say now.
     """
 
     overrides: Sequence[str]
     command: Sequence[str]
-    config_dir: Path | None = None
+    config_dirs: tuple[Path, ...] = ()
     template_dir: Path | None = None
     number: int | None = None
     tag: str | None = None
@@ -87,7 +87,7 @@ class Request:
                 ) from error
             config = read_stored(text, str(stored), why_untrusted(stored))
             return [Composition(config, dict(self.choices), tuple(self.overrides))]
-        composition, stage = compose(self.overrides, self.config_dir), self.stage
+        composition, stage = compose(self.overrides, self.config_dirs), self.stage
         with composition.annotated():
             check_references(composition.references)
             if self.work is not None:
@@ -233,7 +233,7 @@ def choice_of(composition: Composition, template_dir: Path | None = None) -> Res
     from launcher.images.resolve import resolve_container
 
     with composition.annotated():
-        return resolve_container(config.container, config.images_dir, composition.config_dir, template_dir)
+        return resolve_container(config.container, config.images_dir, composition.config_dirs, template_dir)
 
 
 def _draft(composition: Composition, request: Request) -> Draft:

@@ -13,6 +13,7 @@ from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering import configuration, earlier, host, images, paths
 from launcher.checks.registry import CHECKS, require_known, run_checks, worst_first
 from launcher.checks.rules.files import MACHINE, SCHEDULER
+from launcher.checks.site_rules import site_findings
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script
@@ -36,6 +37,8 @@ class CheckReport:
     facts: Facts
     findings: tuple[Finding, ...]
     skipped: tuple[str, ...] = ()
+    # The ids of the site's checks that apply.
+    of_site: Sequence[str] = ()
 
     def of(self, severity: Severity) -> list[Finding]:
         return [finding for finding in self.findings if finding.severity is severity]
@@ -85,10 +88,12 @@ def check_drafts(
     drafts: Sequence[Draft], skipped: Sequence[str] = (), *, look: bool = True, **known: Any
 ) -> list[CheckReport]:
     """Check drafts against their facts; those that are known already are not gathered."""
-    return [
-        CheckReport(draft, facts, _with_stage_keys(draft, facts, skipped), tuple(skipped))
-        for draft, facts in zip(drafts, gather(drafts, look=look, **known), strict=True)
-    ]
+    reports = []
+    for draft, facts in zip(drafts, gather(drafts, look=look, **known), strict=True):
+        of_site, found = site_findings(draft, skipped)
+        findings = worst_first([*_with_stage_keys(draft, facts, skipped), *found])
+        reports.append(CheckReport(draft, facts, tuple(findings), tuple(skipped), of_site))
+    return reports
 
 
 def _with_stage_keys(draft: Draft, facts: Facts, skipped: Sequence[str]) -> tuple[Finding, ...]:

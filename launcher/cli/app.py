@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from launcher import __version__
+from launcher.config.site_trees import config_dirs_of
 from launcher.errors import (
     MISTAKE,
     UNDER_WAY,
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None, started: Callable[[], None] | N
         use_utf8()
     forget_jobs()
     _prepare_streams()
-    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    words = list(sys.argv[1:] if arguments is None else arguments)
     # Secrets are masked in all messages: Slipway's, argparse's and Python's.
     stream = sys.stderr.unchanged if isinstance(sys.stderr, _MaskedStream) else sys.stderr
     sys.stderr = cast("TextIO", _MaskedStream(stream, words))
@@ -103,9 +104,11 @@ def main(arguments: Sequence[str] | None = None, started: Callable[[], None] | N
 
 def _run(words: Sequence[str], started: Callable[[], None] | None) -> int:
     try:
-        args = _parse(list(words))
+        args = _parse(_verb_first(words) or ["--help"])
         if started is not None:
             started()
+        if hasattr(args, "config_dirs"):
+            args.config_dirs = config_dirs_of(args.config_dirs)
         code = int(args.run(args) or 0)
         sys.stdout.flush()
         return code
@@ -266,6 +269,25 @@ class VerbParser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
 
+def _verb_first(words: Sequence[str]) -> list[str]:
+    """Move `--config-dir` of a site's wrapper, in front of the verb, behind the options of its user."""
+    front, rest = list[str](), list(words)
+    while rest and rest[0].partition("=")[0] == "--config-dir":
+        number = 1 if "=" in rest[0] else 2
+        front, rest = [*front, *rest[:number]], rest[number:]
+    end = rest.index("--") if "--" in rest else len(rest)
+    return [*rest[:end], *front, *rest[end:]] if rest else []
+
+
+def _accept_trees(parser: argparse.ArgumentParser) -> None:
+    """Let every verb take `--config-dir`, which a site's wrapper passes to all; most read no tree."""
+    for action in parser._actions:
+        for below in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+            _accept_trees(below)
+    if "--config-dir" not in parser._option_string_actions:
+        parser.add_argument("--config-dir", metavar="DIR", help=argparse.SUPPRESS)
+
+
 def _parse(words: list[str]) -> argparse.Namespace:
     if words[0] == "help":
         words = [*words[1:2], "--help"]
@@ -283,6 +305,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"slipway {__version__}")
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     add_verbs(subparsers, [verb] if verb in _VERBS else [] if verb == "--version" else _VERBS)
+    for parser_of_verb in subparsers.choices.values():
+        _accept_trees(parser_of_verb)
     end = words.index("--") if verb in _WITH_COMMAND and "--" in words else len(words)
     args, rest = parser.parse_known_args(words[:end])
     if verb in _WITH_COMMAND:

@@ -98,6 +98,7 @@ def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckRe
     # Someone planning on a laptop has not chosen an image yet; `container` is the cluster's default.
     reports = check_drafts(training, skipped, look=False, image=None, unexpanded=None)
     known = {check.id for report in reports for check in CHECKS if check.has_facts(report.facts)}
+    known.update(name for report in reports for name in report.of_site)
     return [
         replace(report, findings=tuple(finding for finding in report.findings if finding.id in known))
         for report in reports
@@ -107,6 +108,7 @@ def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckRe
 def _report(report: CheckReport, skipped: Sequence[str], *, only_plan: bool) -> StageReport:
     plan, facts = report.draft.plan, report.facts
     applied = [check.id for check in CHECKS if (check.has_facts if only_plan else check.is_applicable)(facts)]
+    applied += report.of_site
     mistakes = as_mistakes(report.draft, report.findings)
     findings = [
         replace(finding, source=mistake.source)

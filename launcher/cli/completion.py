@@ -16,6 +16,7 @@ from typing import Any
 
 from launcher.cli.options import Verbs, add_verb
 from launcher.config.overrides import GROUPS, STAGES, options_of, parse_override
+from launcher.config.site_trees import site_trees
 from launcher.errors import UserError
 
 _HELP = """\
@@ -74,28 +75,27 @@ def run(args: argparse.Namespace) -> None:
 
 def _completions(kind: str, word: str, others: list[str]) -> list[str]:
     if kind == "runs":
-        base = _given("--base-results-dir", others) or Path("results")
+        base = next(_given("--base-results-dir", others), Path("results"))
         return [name for name in runs(base) if name.startswith(word)]
     # As in `compose`, which would take far longer to import.
     ours = (Path(__file__).parents[1] / "conf").resolve()
-    trees = [*filter(None, [_given("--config-dir", others)]), ours]
+    trees = [*_given("--config-dir", others), *site_trees(), ours]
     names: list[str] = []
     if kind in ("recipes", "images"):
         files = (file for root in trees for file in sorted(root.glob("image/*.yaml")))
         names += dict.fromkeys(file.stem for file in files if not file.stem.startswith("_"))
     if kind == "images":
-        store = _given("--images-dir", others) or Path("images")
+        store = next(_given("--images-dir", others), Path("images"))
         names += sorted(file.name for file in store.glob("[!.]*.sqsh"))
     return [*(name for name in names if name.startswith(word)), *candidates(word, others, trees)]
 
 
-def _given(option: str, words: list[str]) -> Path | None:
+def _given(option: str, words: list[str]) -> Iterator[Path]:
     for index, word in enumerate(words):
         if word == option and index + 1 < len(words):
-            return Path(words[index + 1]).expanduser()
+            yield Path(words[index + 1]).expanduser()
         if word.startswith(f"{option}="):
-            return Path(word.partition("=")[2]).expanduser()
-    return None
+            yield Path(word.partition("=")[2]).expanduser()
 
 
 def _branches(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -164,22 +164,33 @@ def _keys(start: str, others: Sequence[str], roots: Sequence[Path], ending: str)
 def _composed(others: Sequence[str], roots: Sequence[Path]) -> Tree:
     """Return the tree that the words so far select; its values are not resolved."""
     chosen = {item.key: item.value for item in map(parse_override, others) if item.is_choice}
-    root = _read("config", roots)
-    for default in root.pop("defaults", []):
-        for group, choice in default.items() if isinstance(default, dict) else ():
-            _merge(root, {group: _file(f"{group}/{chosen.get(group) or choice}", roots, _DEPTH)})
+    root, choices = _root(roots)
+    for group, choice in choices.items():
+        _merge(root, {group: _file(f"{group}/{chosen.get(group) or choice}", roots, _DEPTH)})
     return root
 
 
-def _file(name: str, roots: Sequence[Path], depth: int) -> Tree:
-    """Merge a file of a group into those that it builds on."""
-    content = _read(name, roots)
+def _root(roots: Sequence[Path]) -> tuple[Tree, dict[str, str]]:
+    """Return the keys and choices of the root file, and of that behind it if it builds on that."""
+    root, behind = _read("config", roots)
+    defaults = root.pop("defaults", [])
+    base, choices = _root(behind) if "config" in defaults else ({}, {})
+    for default in defaults:
+        for group, choice in default.items() if isinstance(default, dict) else ():
+            choices[group.removeprefix("override ")] = choice
+    _merge(base, root)
+    return base, choices
+
+
+def _file(name: str, roots: Sequence[Path], depth: int, own: Sequence[Path] | None = None) -> Tree:
+    """Merge a file of a group, the first in `own` trees, into those that it builds on."""
+    content, behind = _read(name, roots if own is None else own)
     merged: Tree = {}
     for default in content.pop("defaults", []):
         if isinstance(default, str) and default != "_self_" and depth:
             path, _, package = default.partition("@")
             path = path[1:] if path[0] == "/" else f"{name.rpartition('/')[0]}/{path}"
-            below = _file(path, roots, depth - 1)
+            below = _file(path, roots, depth - 1, behind if path == name else None)
             for part in reversed([] if package in ("", "_here_") else package.split(".")):
                 below = {part: below}
             _merge(merged, below)
@@ -187,17 +198,20 @@ def _file(name: str, roots: Sequence[Path], depth: int) -> Tree:
     return merged
 
 
-def _read(name: str, roots: Sequence[Path]) -> Tree:
+def _read(name: str, roots: Sequence[Path]) -> tuple[Tree, Sequence[Path]]:
+    """Return the keys of the first file of a name, and the trees behind its own."""
     import yaml
 
-    path = next((file for root in roots if (file := root / f"{name}.yaml").is_file()), None)
-    if path is None:
-        return {}
+    files = (number for number, root in enumerate(roots) if (root / f"{name}.yaml").is_file())
+    number = next(files, None)
+    if number is None:
+        return {}, ()
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        text = (roots[number] / f"{name}.yaml").read_text(encoding="utf-8")
+        content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return {}, ()
+    return content if isinstance(content, dict) else {}, roots[number + 1 :]
 
 
 def _merge(target: Tree, source: Tree) -> None:

@@ -91,7 +91,7 @@ RECIPE_HELP = "a recipe, NAME[:FLAVOR]: nemo, nemo-aws, megatron or one of your 
 _OBJECT_WITHOUT_PROGRESS = "print an object, and no progress"
 
 # Options that the job gets too. Paths are made absolute: it starts in another directory.
-_JOB_OPTIONS = ("temp_dir", "authfile", "config_dir", "template_dir", "compression", "via", "builder")
+_JOB_OPTIONS = ("temp_dir", "authfile", "template_dir", "compression", "via", "builder")
 _JOB_FLAGS = ("force", "plain_http")
 
 
@@ -163,7 +163,7 @@ def _read_recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe:
             f"{word}: not the name of a recipe",
             hint=f"a recipe is NAME[:FLAVOR]; an image of a registry: slipway image import {word}",
         )
-    recipe = read_recipe(*named, overrides, args.config_dir, args.template_dir)
+    recipe = read_recipe(*named, overrides, args.config_dirs, args.template_dir)
     for warning in recipe.warnings:
         print_message(f"warning: {warning}")
     return recipe
@@ -186,7 +186,7 @@ def _build(args: argparse.Namespace) -> None:
     with show_progress(quiet=args.json) as progress:
         options = _import_options(args)
         imported = build_into_store(
-            recipe, store, options, progress, builder=args.builder, config_dir=args.config_dir
+            recipe, store, options, progress, builder=args.builder, config_dirs=args.config_dirs
         )
     return _print_imported(imported, args.json)
 
@@ -282,6 +282,7 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
 
 
 def _job_options(args: argparse.Namespace) -> Iterator[str]:
+    yield from (f"--config-dir={tree.absolute()}" for tree in args.config_dirs)
     for name in (*_JOB_OPTIONS, *_JOB_FLAGS):
         option, value = f"--{name.replace('_', '-')}", getattr(args, name, None)
         if value is True:

@@ -52,7 +52,7 @@ def find_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Path:
     # Imported late: composing takes longer than looking at a file.
     from launcher.config.compose import compose
 
-    return Path(compose(list(overrides), args.config_dir).config.images_dir)
+    return Path(compose(list(overrides), args.config_dirs).config.images_dir)
 
 
 def find_images(args: argparse.Namespace) -> list[Path]:
@@ -68,4 +68,4 @@ def find_images(args: argparse.Namespace) -> list[Path]:
     store = find_store(args, overrides)
     if not names:
         return [entry.path for entry in stored_images(store)]
-    return [locate(name, store, args.config_dir, args.template_dir) for name in names]
+    return [locate(name, store, args.config_dirs, args.template_dir) for name in names]

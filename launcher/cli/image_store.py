@@ -112,7 +112,7 @@ def _prune_named(args: argparse.Namespace) -> int:
 
     if args.keep or args.older_than is not None or args.ended:
         raise UserError("--named: containers have no --keep, --older-than and --ended")
-    cluster = compose(args.overrides, args.config_dir).config.cluster
+    cluster = compose(args.overrides, args.config_dirs).config.cluster
     containers, skipped = pruning.look(cluster, pruning.nodes_of(cluster), args.named)
     removals = [container for container in containers if container.state == "idle"]
     if not args.json and containers:
@@ -236,7 +236,7 @@ def _push(args: argparse.Namespace) -> int:
     own, others = shared.split_overrides(overrides)
     named, recipe = recipe_and_flavor(args.source), None
     if named is not None:
-        recipe = read_recipe(*named, own, args.config_dir, args.template_dir)
+        recipe = read_recipe(*named, own, args.config_dirs, args.template_dir)
     elif own:
         raise UserError(f"{own[0]}: {args.source} is not a recipe, and has no such keys")
     if recipe is not None and not targets:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.cli.options import Verbs, add_verb
+from launcher.cli.options import Verbs, add_config_dir, add_verb
+from launcher.config.site_trees import site_trees
 from launcher.errors import UserError
 from launcher.runs.paths import display_path
 
@@ -43,11 +45,12 @@ def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "init", run, "write a small tree of your own to edit", _HELP)
     text = "target directory (default: the current one)"
     parser.add_argument("directory", nargs="?", type=Path, default=Path(), metavar="DIR", help=text)
+    add_config_dir(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     directory = args.directory.expanduser().absolute()
-    write_starter(directory)
+    write_starter(directory, args.config_dirs)
     width = max(map(len, FILES))
     print(f"Written into {display_path(directory)}:")
     for name, purpose in FILES.items():
@@ -59,10 +62,11 @@ def run(args: argparse.Namespace) -> None:
     print(f"  {launch} --dry-run    look at the script")
     print(f"  {launch}              submit it")
     ours = ((STARTER.parent / name).resolve() for name in ("conf", "templates"))
-    print(f"They build on Slipway's own: {', '.join(map(display_path, ours))}")
+    sites = f"{', '.join(map(display_path, args.config_dirs))}, and on " if args.config_dirs else ""
+    print(f"They build on {sites}Slipway's own: {', '.join(map(display_path, ours))}")
 
 
-def write_starter(directory: Path) -> None:
+def write_starter(directory: Path, trees: Sequence[Path] = ()) -> None:
     """Write the starter tree, all of it or nothing; raise UserError if a file exists or cannot be written."""
     existing = [name for name in FILES if os.path.lexists(directory / name)]
     if existing:
@@ -75,7 +79,8 @@ def write_starter(directory: Path) -> None:
             for missing in reversed([path for path in (parent, *parent.parents) if not path.exists()]):
                 missing.mkdir()
                 created.append(missing)
-            _write_new(directory / name, (STARTER / name).read_text(encoding="utf-8"), created)
+            text = (STARTER / name).read_text(encoding="utf-8")
+            _write_new(directory / name, _on_trees(text, trees) if trees else text, created)
     except BaseException as error:
         for path in reversed(created):
             with suppress(OSError):  # a directory with files of others stays
@@ -84,6 +89,17 @@ def write_starter(directory: Path) -> None:
             message = f"nothing was written, because {error.filename or directory}: {error.strerror}"
             raise UserError(message) from error
         raise
+
+
+def _on_trees(text: str, trees: Sequence[Path]) -> str:
+    """Let a file build on the cluster that the trees choose, and launch with those that no variable names."""
+    from launcher.config.compose import compose  # late: Hydra, which a tree of nobody else's does not need
+
+    typed = (str(tree.absolute()) for tree in trees if tree not in site_trees())
+    options = "".join(f" --config-dir {shlex.quote(tree)}" for tree in typed)
+    cluster = compose([], tuple(trees)).choices["cluster"]
+    text = text.replace("Slipway's `bcm`, a Slurm with 8 GPUs a node, Enroot and Pyxis.", f"`{cluster}`.")
+    return text.replace("  - bcm\n", f"  - {cluster}\n").replace('"$here/conf"', f'"$here/conf"{options}')
 
 
 def _write_new(path: Path, text: str, created: list[Path]) -> None:

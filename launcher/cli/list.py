@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.all or args.what == _RUNS:
         return list_runs(args.base_results_dir, everywhere=args.all, as_json=args.json)
     names = [args.what] if args.what else ["stages", "families", "clusters"]
-    lists = {name: list(_choices(name, args.config_dir)) for name in names}
+    lists = {name: list(_choices(name, args.config_dirs)) for name in names}
     if args.json:
         print_json(lists[args.what] if args.what else lists)
     else:
@@ -76,34 +76,41 @@ def run(args: argparse.Namespace) -> int:
     return 1 if errors else 0
 
 
-def _choices(name: str, config_dir: Path | None) -> Iterator[Row]:
+def _choices(name: str, config_dirs: tuple[Path, ...]) -> Iterator[Row]:
     """Yield the choices of the configuration trees, as objects for programs."""
     # Imported late: it composes configurations, which listing runs does not need.
     from launcher.config.compose import list_options, tree_roots
     from launcher.config.overrides import STAGES, about
 
+    def tree_of(group: str, choice: str) -> Row:
+        """Return the tree that has a choice, where there are several; None for Slipway's own."""
+        trees = (tree for tree in config_dirs if (tree / group / f"{choice}.yaml").is_file())
+        return {"tree": next(map(str, trees), None)} if config_dirs else {}
+
     if name == "stages":
         for stage in STAGES:
-            yield {"stage": stage, "choices": list_options(stage, config_dir)}
+            yield {"stage": stage, "choices": list_options(stage, config_dirs)}
     elif name == "clusters":
-        for cluster in list_options("cluster", config_dir):
-            yield {"cluster": cluster, "about": about("cluster", cluster, tree_roots(config_dir))}
+        for cluster in list_options("cluster", config_dirs):
+            text = about("cluster", cluster, tree_roots(config_dirs))
+            yield {"cluster": cluster, "about": text, **tree_of("cluster", cluster)}
     elif name == "training":
-        yield from _model_sizes(list_options("training", config_dir), config_dir)
+        for row in _model_sizes(list_options("training", config_dirs), config_dirs):
+            yield row | tree_of("training", row["size"])
     else:
         families: dict[str, list[str]] = {}
-        for size in list_options("training", config_dir):
+        for size in list_options("training", config_dirs):
             family, _, own = size.rpartition("/")
             families.setdefault(family or size, []).append(own)
         for family, sizes in families.items():
             yield {"family": family, "sizes": sizes}
 
 
-def _model_sizes(sizes: Iterable[str], config_dir: Path | None) -> Iterator[Row]:
+def _model_sizes(sizes: Iterable[str], config_dirs: tuple[Path, ...]) -> Iterator[Row]:
     from launcher.config.compose import BatchComposer
     from slipway.arithmetic.parameters import count_parameters, vocabulary_size
 
-    sweep = BatchComposer(["stages=[training]"], config_dir)
+    sweep = BatchComposer(["stages=[training]"], config_dirs)
     for size in sizes:
         try:
             training = sweep.compose([f"training={size}"]).config.training
@@ -132,10 +139,16 @@ def _print_choices(name: str, rows: list[Row]) -> None:
     elif name == "families":
         print_listing(("FAMILY", "SIZES"), [(row["family"], ", ".join(row["sizes"])) for row in rows])
     elif name == "clusters":
-        print_listing(("CLUSTER", "ABOUT"), [(row["cluster"], row["about"] or "") for row in rows])
+        cells = [(row["cluster"], row["about"] or "", *_tree(row)) for row in rows]
+        print_listing(("CLUSTER", "ABOUT", "TREE")[: len(cells[0])], cells)
     else:
         columns = ("SIZE", "PARAMETERS", "LAYERS", "HIDDEN", "HEADS", "SEQUENCE", "BATCH", "NODES×GPUS")
-        print_listing(columns, [_cells(row) for row in rows], numbers=7)
+        cells = [(*_cells(row), *_tree(row)) for row in rows]
+        print_listing((*columns, "TREE")[: len(cells[0])], cells, numbers=7)
+
+
+def _tree(row: Row) -> list[str]:
+    return [escape(display_path(Path(row["tree"]))) if row["tree"] else ""] if "tree" in row else []
 
 
 def _few(choices: list[str]) -> list[str]:

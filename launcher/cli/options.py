@@ -54,9 +54,13 @@ def add_overrides(parser: argparse.ArgumentParser, text: str, metavar: str = "OV
     parser.add_argument("overrides", nargs="*", metavar=metavar, help=text)
 
 
+_CONFIG_DIRS: dict[str, Any] = {"action": "append", "default": [], "dest": "config_dirs", "type": Path}
+
+
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the user's own tree."""
-    add_option(parser, "--config-dir DIR", "a conf tree of your own, read first")
+    """Add the user's own trees."""
+    text = "a conf tree of your own, read first; may be given again, and the first that has a file wins"
+    add_option(parser, "--config-dir DIR", text, **_CONFIG_DIRS)
 
 
 def add_tree_options(parser: argparse.ArgumentParser, templates: str = "templates") -> None:

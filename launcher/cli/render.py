@@ -104,7 +104,9 @@ _STYLES = (("---", "bold"), ("+++", "bold"), ("@@", "cyan"), ("-", "red"), ("+",
 
 
 def run_diff(args: argparse.Namespace) -> int:
-    launches = drafts(Request(args.overrides, [], config_dir=args.config_dir, template_dir=args.template_dir))
+    launches = drafts(
+        Request(args.overrides, [], config_dirs=args.config_dirs, template_dir=args.template_dir)
+    )
     if len(launches) > 1 and args.launch is not None:
         hint = f"stages=[{launches[-1].plan.job.stage}]"
         raise UserError(f"--launch {args.launch}: of which stage?", key="stages", hint=hint)

@@ -65,7 +65,7 @@ def request_of(args: argparse.Namespace, overrides: list[str]) -> Request:
         raise UserError(f"--launch-number {number}: launches are numbered from 1")
     if replay["launch_dir"] is not None:
         return Request.of_launch(replay["launch_dir"], this_command(), number, replay["tag"])
-    trees = {"config_dir": args.config_dir, "template_dir": getattr(args, "template_dir", None)}
+    trees = {"config_dirs": args.config_dirs, "template_dir": getattr(args, "template_dir", None)}
     return Request(overrides, this_command(), number=number, **trees, **replay)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from launcher.cli.options import Verbs, add_config_dir, add_option, add_overrides, add_verb
-from launcher.config.compose import compose
+from launcher.config.compose import compose, tree_roots
 from launcher.config.sources import Sources
 from launcher.errors import UserError, escape, nearest
+from launcher.runs.paths import display_path
 from launcher.secrecy import MASK, hidden
 from launcher.ui.tables import Line, print_styled
 from launcher.ui.terminal import print_json
@@ -54,14 +55,18 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     overrides = [word for word in args.overrides if _is_override(word)]
     keys = [word.strip(".") for word in args.overrides if not _is_override(word)]
-    composition = compose(overrides, args.config_dir)
+    composition = compose(overrides, args.config_dirs)
     # Without the nodes of stages that were not requested.
     tree = composition.config.model_dump(exclude_unset=True)
     leaves = _leaves(_narrowed(tree, keys), composition.sources(), composition.references)
     if args.json:
         items = [{"key": ".".join(path), "value": value, "source": source} for path, value, source in leaves]
         print_json(items)
-    elif args.plain:
+        return
+    if args.config_dirs:
+        trees = ", ".join(map(display_path, tree_roots(args.config_dirs)))
+        print(f"# trees, of which the first that has a file wins: {escape(trees)}")
+    if args.plain:
         print("\n".join("".join(text for text, _ in line) for line in _lines(leaves)))
     else:
         print_styled(_lines(leaves))

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from launcher.sweeps.points import SweepRequest, check_sweep, draft_sweep
 
     require_skippable(args.no_check)
-    keys = ("overrides", "name", "throttle", "config_dir", "template_dir")
+    keys = ("overrides", "name", "throttle", "config_dirs", "template_dir")
     request = SweepRequest(command=this_command(), **{key: getattr(args, key) for key in keys})
     sweep = draft_sweep(request)
     dry = args.dry_run or sweep.points[0].draft.composition.config.dry_run

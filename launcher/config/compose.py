@@ -54,7 +54,7 @@ class Composition:
     # The option chosen in each group, such as {"training": "gpt3/126m"}.
     choices: dict[str, str]
     overrides: tuple[str, ...]
-    config_dir: Path | None = None
+    config_dirs: tuple[Path, ...] = ()
     # The configurations of the stages that are launched before this one.
     before: tuple[RunConfig, ...] = ()
     # The keys whose values refer to variables with a secret's name, and these variables.
@@ -75,12 +75,12 @@ class Composition:
 
     def sources(self) -> Sources:
         """Return the sources of the values."""
-        return Sources(self.overrides, tree_roots(self.config_dir))
+        return Sources(self.overrides, tree_roots(self.config_dirs))
 
 
-def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composition:
+def compose(overrides: Sequence[str], config_dirs: tuple[Path, ...] = ()) -> Composition:
     """Compose the configuration tree and check it; raise UserError for the mistakes in it."""
-    return BatchComposer(overrides, config_dir, once=True).compose()
+    return BatchComposer(overrides, config_dirs, once=True).compose()
 
 
 class BatchComposer:
@@ -89,16 +89,18 @@ class BatchComposer:
     Files of the tree that change meanwhile are not looked at again.
     """
 
-    def __init__(self, base: Sequence[str], config_dir: Path | None = None, *, once: bool = False) -> None:
-        self._base, self._config_dir, self._once = tuple(base), config_dir, once
-        self._roots = tree_roots(config_dir)
+    def __init__(
+        self, base: Sequence[str], config_dirs: tuple[Path, ...] = (), *, once: bool = False
+    ) -> None:
+        self._base, self._config_dirs, self._once = tuple(base), config_dirs, once
+        self._roots = tree_roots(config_dirs)
         self._trees = TreeComposer(self._roots)
         self._sources: dict[tuple[str, ...], Sources] = {}
 
     def compose(self, point: Sequence[str] = ()) -> Composition:
         """Compose one point: the shared overrides, and then its own."""
         overrides = (*self._base, *point)
-        with _explained(overrides, self._config_dir, self._trees, self._compose_again):
+        with _explained(overrides, self._config_dirs, self._trees, self._compose_again):
             if self._once:
                 return self._check(self._trees.compose(overrides), overrides)
             return self._compose_again(overrides)
@@ -117,14 +119,14 @@ class BatchComposer:
         config, node = _checked_as(RunConfig, composed, sources)
         choices = {group: choice for group, choice in composed.choices.items() if group in node}
         references = secret_references(composed.tree, node)
-        return Composition(config, choices, tuple(overrides), self._config_dir, references=references)
+        return Composition(config, choices, tuple(overrides), self._config_dirs, references=references)
 
 
 def compose_file(
-    name: str, overrides: Sequence[str], model: type[Model], config_dir: Path | None = None
+    name: str, overrides: Sequence[str], model: type[Model], config_dirs: tuple[Path, ...] = ()
 ) -> Model:
     """Compose one file of the tree by itself, with what it builds on, and check it against a schema."""
-    roots = tree_roots(config_dir)
+    roots = tree_roots(config_dirs)
     trees = TreeComposer(roots, name)
 
     def check(composed: ComposedTree, texts: Sequence[str]) -> Model:
@@ -133,7 +135,7 @@ def compose_file(
         check_secrets(config)
         return config
 
-    with _explained(overrides, config_dir, trees, lambda texts: check(trees.compose_again(texts), texts)):
+    with _explained(overrides, config_dirs, trees, lambda texts: check(trees.compose_again(texts), texts)):
         return check(trees.compose(overrides), overrides)
 
 
@@ -238,13 +240,13 @@ def settle_model_type(composed: ComposedTree) -> None:
 @contextmanager
 def _explained(
     overrides: Sequence[str],
-    config_dir: Path | None,
+    config_dirs: tuple[Path, ...],
     trees: TreeComposer,
     check: Callable[[Sequence[str]], object],
 ) -> Iterator[None]:
     """Turn an error of Hydra's or OmegaConf's into one that helps; leave any other as it is."""
-    if config_dir is not None:
-        check_directory("--config-dir", config_dir)
+    for directory in config_dirs:
+        check_directory("--config-dir", directory)
     try:
         yield
     except Exception as error:
@@ -259,11 +261,11 @@ def _explained(
         raise explained from error
 
 
-def tree_roots(config_dir: Path | None) -> list[Path]:
+def tree_roots(config_dirs: Sequence[Path]) -> list[Path]:
     """Return the directories of the trees, the user's own first."""
-    return [root for root in (config_dir, CONF_DIR) if root is not None]
+    return [*config_dirs, CONF_DIR]
 
 
-def list_options(group: str, config_dir: Path | None = None) -> list[str]:
+def list_options(group: str, config_dirs: tuple[Path, ...] = ()) -> list[str]:
     """Return the choices of a configuration group, such as ``gpt3/126m`` of ``training``."""
-    return options_of(group, tree_roots(config_dir))
+    return options_of(group, tree_roots(config_dirs))

@@ -187,13 +187,16 @@ def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> UserError:
 
 def _count_values(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
     """Return how many values a node has with its aliases expanded; raise YAMLError if they are too many."""
+    if counts.get(node) == 0:
+        raise yaml.MarkedYAMLError(None, None, "an alias of what it stands in", node.start_mark)
     if node not in counts:
-        counts[node] = 1
+        counts[node], below = 0, 0
         if isinstance(node, yaml.CollectionNode):
             pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
-            counts[node] += sum(_count_values(child, counts) for pair in pairs for child in pair)
+            below = sum(_count_values(child, counts) for pair in pairs for child in pair)
         elif node.tag.endswith(":int") and len(node.value) > _MOST_DIGITS:
             raise yaml.MarkedYAMLError(None, None, "a number of too many digits", node.start_mark)
+        counts[node] = 1 + below
         if counts[node] > _MOST_VALUES:
             raise yaml.MarkedYAMLError(None, None, "aliases that make too many values", node.start_mark)
     return counts[node]

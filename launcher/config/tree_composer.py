@@ -155,7 +155,7 @@ class TreeComposer:
                 tree = hydra.compose(self.primary, list(typed), return_hydra_config=True)
         except RecursionError as error:
             chosen = escape(" ".join(text for text in typed if not text.startswith("~")))
-            hint = "a file cannot build on itself"
+            hint = "a file builds on one of its own name only where a tree behind its own has that"
             raise UserError(f"{chosen}: the defaults lists go in circles", hint=hint) from error
         with open_dict(tree):
             names = tree.pop("hydra").runtime.choices

@@ -16,6 +16,8 @@ from typing import Any
 from launcher.checks.findings import Severity
 from launcher.checks.gathering.host import ask_cluster, host_facts
 from launcher.checks.rules.files import engine_of_image, machine_problems
+from launcher.config.compose import tree_roots
+from launcher.config.site_trees import why_open
 from launcher.doctor import container_rules as containers
 from launcher.doctor import probe
 from launcher.doctor import tool_rules as tools
@@ -64,6 +66,7 @@ class Surroundings:
     trainer: tuple[bool, str] | None
     python: str | None
     answers: Answers | None = None
+    trees: tuple[Line, ...] = ()
 
 
 def examine(
@@ -74,7 +77,7 @@ def examine(
     `image` is another one than the launch's own, and `patience` the seconds to wait for the nodes. Raise
     UserError if `image` is no image's name, or Pyxis does not start it, or there are too few nodes.
     """
-    plan = draft.plan
+    plan, config_dirs = draft.plan, draft.composition.config_dirs
     needs = needs_of(plan)
     name = image or (plan.job.container.image if plan.job.container is not None and needs.image else None)
     key = "--image" if image else "container"
@@ -114,6 +117,7 @@ def examine(
         versions={name: version_of(name) for names, _ in tools.EXTRAS.values() for name in names},
         trainer=trainer_of(draft, needs),
         python=python,
+        trees=(tools.tree_line(tree_roots(config_dirs), filter(None, map(why_open, config_dirs))),),
         answers=answers,
     )
     return surroundings, apply_rules(surroundings)
@@ -161,6 +165,7 @@ def apply_rules(surroundings: Surroundings) -> list[Line]:
 
 def _of_this_machine(surroundings: Surroundings) -> Iterator[Line]:
     machine, needs, image = surroundings.here, surroundings.needs, surroundings.image
+    yield from surroundings.trees
     if surroundings.slurm is not None:
         yield from containers.slurm_lines(surroundings.slurm, needs)
         if surroundings.slurm.why is None:

@@ -10,6 +10,7 @@ from functools import partial
 
 # Lines about one thing stand together, whichever machine they are about.
 _ORDER = (
+    "trees",
     *("slurm", "slurm.accounting", "slurm.select", "slurm.cgroups", "slurm.nodes", "nodes"),
     *("pyxis", "pyxis.plugin", "pyxis.runtime", "image", "image.engine", "image.stage"),
     *("enroot", "enroot.runtime", "enroot.data", "enroot.cache", "enroot.temp", "enroot.mqueue"),

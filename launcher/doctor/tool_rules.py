@@ -11,7 +11,8 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from launcher.checks.rules.files import engine_fit
@@ -45,6 +46,13 @@ _LOGIN = (
     "skopeo login {0} (for nvcr.io the user is $oauthtoken, the password your NGC key); for Enroot a line "
     "`machine {1} login USER password KEY` in ~/.config/enroot/.credentials"
 )
+
+
+def tree_line(trees: Sequence[Path], why_open: Iterable[str]) -> Line:
+    """Return the line of the configuration trees, and of who else may change them."""
+    text, why = ", ".join(map(str, trees)), "; ".join(why_open)
+    fix = "let it belong to root, and nobody else write it"
+    return warning("trees", f"{text}; {why}", fix) if why else ok("trees", text)
 
 
 def tool_lines(machine: Machine) -> Iterator[Line]:

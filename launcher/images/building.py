@@ -169,7 +169,7 @@ def build_into_store(
     progress: ImageProgress = SILENT,
     *,
     builder: str | None = None,
-    config_dir: Path | None = None,
+    config_dirs: tuple[Path, ...] = (),
 ) -> Imported:
     """Build a recipe and import it, unless its image is in the store already.
 
@@ -204,7 +204,7 @@ def build_into_store(
             # docker has its own logins alone.
             has_own = program.name == "docker"
             with nullcontext(access) if has_own else borrowed_login(access, recipe.base) as access:
-                reference = build_recipe(recipe, program, build_labels(config_dir), progress, access)
+                reference = build_recipe(recipe, program, build_labels(config_dirs), progress, access)
             # A file of that name is of another recipe, or incomplete, or not wanted.
             with program.environment():
                 return import_image(reference, target, replace(options, force=True), progress)

@@ -161,40 +161,40 @@ class Recipe:
         return f"{registry}/{owner}/{self.name.lower()}:{tag}"
 
 
-def recipe_names(config_dir: Path | None = None) -> list[str]:
+def recipe_names(config_dirs: tuple[Path, ...] = ()) -> list[str]:
     """Return the names of all recipes, the user's own among them."""
-    return [name for name in list_options(GROUP, config_dir) if recipe_and_flavor(name) == (name, None)]
+    return [name for name in list_options(GROUP, config_dirs) if recipe_and_flavor(name) == (name, None)]
 
 
 def read_recipe(
     name: str,
     flavor: str | None = None,
     overrides: Sequence[str] = (),
-    config_dir: Path | None = None,
+    config_dirs: tuple[Path, ...] = (),
     template_dir: Path | None = None,
 ) -> Recipe:
     """Read a recipe, and render its Dockerfile; `flavor` wins over what the configuration says.
 
-    `config_dir` and `template_dir` are trees of the user's own, read before ours. Raise UserError for a
+    `config_dirs` and `template_dir` are trees of the user's own, read before ours. Raise UserError for a
     mistake in the configuration, in an override or in a template.
     """
-    names = recipe_names(config_dir)
+    names = recipe_names(config_dirs)
     if name not in names:
         raise UserError(f"{escape(name)}: there is no such recipe", hint=choice_hint(name, names))
     file, texts = f"{GROUP}/{name}", [*overrides, *([f"{GROUP}.flavor={flavor}"] if flavor else [])]
-    config = compose_file(file, texts, _Tree, config_dir).image
+    config = compose_file(file, texts, _Tree, config_dirs).image
     try:
         return _render_recipe(name, config, template_dir)
     except UserError as error:
-        Sources(texts, tree_roots(config_dir), primary=file).annotate(error)
+        Sources(texts, tree_roots(config_dirs), primary=file).annotate(error)
         raise
 
 
-def build_labels(config_dir: Path | None = None) -> dict[str, str]:
+def build_labels(config_dirs: tuple[Path, ...] = ()) -> dict[str, str]:
     """Return labels for a build, beside those in the Dockerfile: the commit, and whether it was changed."""
     labels = {"slipway.version": __version__}
-    for prefix, directory in (("", TEMPLATE_DIR), ("config.", config_dir)):
-        checkout = checkout_of(directory) if directory is not None else None
+    for prefix, directories in (("", (TEMPLATE_DIR,)), ("config.", config_dirs)):
+        checkout = next(filter(None, map(checkout_of, directories)), None)
         if checkout is not None:
             revision = "slipway.config.revision" if prefix else "org.opencontainers.image.revision"
             dirty = {True: "true", False: "false", None: "unknown"}[checkout.dirty]

@@ -35,12 +35,12 @@ class RecipeImage:
     images_dir: str
     name: str
     flavor: str | None
-    config_dir: Path | None
+    config_dirs: tuple[Path, ...]
     template_dir: Path | None
 
     @property
     def recipe(self) -> Recipe:
-        return cached_recipe(self.name, self.flavor, self.config_dir, self.template_dir)
+        return cached_recipe(self.name, self.flavor, self.config_dirs, self.template_dir)
 
     @property
     def image(self) -> str:
@@ -53,8 +53,9 @@ class RecipeImage:
     @property
     def command(self) -> tuple[str, ...]:
         """The words of `slipway` that build the file, wherever they are run."""
-        trees = {"--config-dir": self.config_dir, "--template-dir": self.template_dir}
-        options = (f"{option}={tree.absolute()}" for option, tree in trees.items() if tree is not None)
+        trees = [("--config-dir", tree) for tree in self.config_dirs]
+        trees += [("--template-dir", self.template_dir)] if self.template_dir is not None else []
+        options = (f"{option}={tree.absolute()}" for option, tree in trees)
         return ("image", "build", self.text, f"--images-dir={self.stored.parent}", *options)
 
     @property
@@ -84,12 +85,12 @@ ResolvedImage = RecipeImage | ReferenceImage
 
 
 def resolve_container(
-    text: str, images_dir: str, config_dir: Path | None = None, template_dir: Path | None = None
+    text: str, images_dir: str, config_dirs: tuple[Path, ...] = (), template_dir: Path | None = None
 ) -> ResolvedImage:
     """Return the image that a `container` stands for; no file is read yet."""
     named = recipe_and_flavor(text)
     if named is not None:
-        return RecipeImage(text, images_dir, *named, config_dir, template_dir)
+        return RecipeImage(text, images_dir, *named, config_dirs, template_dir)
     source = Reference.parse(text, KEY)
     if source.kind is Kind.SQUASHFS:
         return ReferenceImage(text, source, text)
@@ -103,13 +104,13 @@ def resolve_container(
 
 @cache
 def cached_recipe(
-    name: str, flavor: str | None, config_dir: Path | None, template_dir: Path | None
+    name: str, flavor: str | None, config_dirs: tuple[Path, ...], template_dir: Path | None
 ) -> Recipe:
     """Read a recipe, once for all facts of its image and all points of a sweep."""
     # Imported late: Hydra composes it, and most containers are files.
     from launcher.images.recipes import read_recipe, recipe_names
 
-    known, tagged = recipe_names(config_dir), f"{name}:{flavor}" if flavor else name
+    known, tagged = recipe_names(config_dirs), f"{name}:{flavor}" if flavor else name
     if flavor is not None and name in known and flavor not in FLAVORS:
         hint = f"valid: {', '.join(FLAVORS)}"
         raise UserError(f"{KEY}={tagged}: a recipe has no such flavor", key=KEY, hint=hint)
@@ -120,7 +121,7 @@ def cached_recipe(
             hint=f"valid: {', '.join(known)}; or the path of a .sqsh file, or an image of a registry: Docker"
             f" Hub's would be docker.io/library/{tagged}",
         )
-    return read_recipe(name, flavor, (), config_dir, template_dir)
+    return read_recipe(name, flavor, (), config_dirs, template_dir)
 
 
 def recorded_digest(image: str | None) -> str | None:
@@ -131,7 +132,9 @@ def recorded_digest(image: str | None) -> str | None:
     return None if record is None else record.pushed or record.digest or f"sha256:{record.sha256}"
 
 
-def locate(text: str, store: Path, config_dir: Path | None = None, template_dir: Path | None = None) -> Path:
+def locate(
+    text: str, store: Path, config_dirs: tuple[Path, ...] = (), template_dir: Path | None = None
+) -> Path:
     """Return the squashfs of a path, of a name in the store, of a recipe or image; or raise UserError."""
     if "/" in text or Path(text).is_file():
         # A registry's image has slashes too.
@@ -148,9 +151,9 @@ def locate(text: str, store: Path, config_dir: Path | None = None, template_dir:
     # Imported late: most images are named by their files.
     from launcher.images.recipes import recipe_names
 
-    named, recipes = recipe_and_flavor(text), recipe_names(config_dir)
+    named, recipes = recipe_and_flavor(text), recipe_names(config_dirs)
     if named is not None and named[0] in recipes:
-        return _locate_recipe(store, cached_recipe(*named, config_dir, template_dir))
+        return _locate_recipe(store, cached_recipe(*named, config_dirs, template_dir))
     if text.endswith(SQUASHFS_SUFFIXES) or (named is not None and ":" not in text):
         files = [entry.path.name for entry in stored_images(store)]
         known = [*files, *recipes]

@@ -136,7 +136,7 @@ def make_here(needed: ImageRequirement, progress: ImageProgress) -> Imported:
             return import_image(choice.source, file, options, progress)
         for warning in choice.recipe.warnings:
             progress.note(warning)
-        return build_into_store(choice.recipe, file.parent, options, progress, config_dir=choice.config_dir)
+        return build_into_store(choice.recipe, file.parent, options, progress, config_dirs=choice.config_dirs)
     except UserError as error:
         # `slipway launch` has no options of an import.
         hint = (error.hint or "").replace("--plain-http", f"{_PLAIN_HTTP}=yes slipway launch ... --build")

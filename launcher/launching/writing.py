@@ -33,7 +33,7 @@ def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] 
     # Without Slurm a job runs without its container.
     container = draft.plan.job.container if draft.plan.scheduler != "local" else None
     image = container.image if container else None
-    origin = with_digest(provenance.gather(names.PACKAGE, request.config_dir, image), image)
+    origin = with_digest(provenance.gather(names.PACKAGE, request.config_dirs, image), image)
     manifest = manifest_of(draft, request, origin, avoided)
     files = files_of(draft, manifest, request)
     files |= {draft.plan.paths.directory / name: text for name, text in origin.files.items()}

@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,14 @@ class Origin:
     files: dict[str, str]
 
 
-def gather(code: Path, config_dir: Path | None, image: str | None) -> Origin:
-    """Collect the origin of a launch; leave out what cannot be read."""
+def gather(code: Path, config_dirs: Sequence[Path], image: str | None) -> Origin:
+    """Collect the origin of a launch; leave out what cannot be read.
+
+    Of `config_dirs` the first is recorded that is in a checkout of its own.
+    """
     ours = checkout_of(code)
-    theirs = checkout_of(config_dir) if config_dir is not None else None
-    if theirs is not None and ours is not None and theirs.top == ours.top:
-        theirs = None
+    others = filter(None, map(checkout_of, config_dirs))
+    theirs = next((other for other in others if ours is None or other.top != ours.top), None)
     checkouts = ((GIT_DIFF, ours), (CONFIG_GIT_DIFF, theirs))
     files = {name: checkout.diff for name, checkout in checkouts if checkout and checkout.diff is not None}
     fields: dict[str, Any] = {

@@ -158,7 +158,7 @@ def _write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: E
     undo.callback(shutil.rmtree, directory, ignore_errors=True)
     job = array.points[0].plan.job
     image = job.container.image if job.container else None
-    origin = provenance.gather(names.PACKAGE, request.config_dir, image)
+    origin = provenance.gather(names.PACKAGE, request.config_dirs, image)
     for name, text in origin.files.items():
         write_atomic(directory / name, text)
     shared = [directory / name for name in origin.files]
@@ -237,7 +237,7 @@ def _write_point(
         reservation.callback(release_number, run_dir, number)
         point = as_task(point, array.job_name, number)
         draft, paths, directories = point.draft, point.plan.paths, point.plan.job.directories
-        launch = Request(draft.composition.overrides, request.command, request.config_dir)
+        launch = Request(draft.composition.overrides, request.command, request.config_dirs)
         # The image of each is its own, where images are swept.
         image = draft.plan.job.container.image if draft.plan.job.container else None
         own_origin = with_digest(provenance.of_image(origin, image), image)
@@ -252,8 +252,9 @@ def _write_point(
 
 
 def _pasteable(point: Point, request: SweepRequest) -> str:
-    trees = [("--config-dir", request.config_dir), ("--template-dir", request.template_dir)]
-    options = [word for name, path in trees if path is not None for word in (name, str(path))]
+    trees = [("--config-dir", path) for path in request.config_dirs]
+    trees += [("--template-dir", request.template_dir)] if request.template_dir is not None else []
+    options = [word for name, path in trees for word in (name, str(path))]
     alone = ["slipway", "launch", *recorded(point.draft.composition.overrides), *options]
     directory = quoted_line(["cd", str(Path.cwd())])
     return (

@@ -43,7 +43,7 @@ class SweepRequest:
     command: Sequence[str]
     name: str | None = None
     throttle: int | None = None
-    config_dir: Path | None = None
+    config_dirs: tuple[Path, ...] = ()
     template_dir: Path | None = None
 
 
@@ -76,9 +76,9 @@ class SweepDraft:
 
 def draft_sweep(request: SweepRequest) -> SweepDraft:
     """Draft every point of a sweep; raise UserError at the first mistake in the request."""
-    grid = read_grid(request.overrides, request.config_dir)
+    grid = read_grid(request.overrides, request.config_dirs)
     grid_points = grid.points()
-    sweep = BatchComposer(grid.shared, request.config_dir)
+    sweep = BatchComposer(grid.shared, request.config_dirs)
     first = sweep.compose(grid_points[0].overrides)
     with first.annotated():
         stage, name, directory = _place(first, request)
@@ -92,7 +92,7 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
         composition = sweep.compose([*grid_point.overrides, *place])
         with composition.annotated():
             _require_one_job(composition.config)
-        launch = Request(composition.overrides, request.command, request.config_dir, request.template_dir)
+        launch = Request(composition.overrides, request.command, request.config_dirs, request.template_dir)
         (draft,) = drafts(launch, [composition])
         points.append(Point(grid_point, draft))
     if len({point.plan.slurm_conf for point in points}) > 1:
@@ -254,16 +254,16 @@ class Grid:
         return points
 
 
-def read_grid(overrides: Sequence[str], config_dir: Path | None = None) -> Grid:
+def read_grid(overrides: Sequence[str], config_dirs: tuple[Path, ...] = ()) -> Grid:
     """Split a command line into what is swept and the rest; raise UserError if nothing is, or cannot be."""
-    axes = {text: _axis(text, config_dir) for text in overrides}
+    axes = {text: _axis(text, config_dirs) for text in overrides}
     shared = tuple(text for text in overrides if axes[text] is None)
     grid = Grid(shared, tuple(axis for text in overrides if (axis := axes[text]) is not None))
     _check(grid)
     return grid
 
 
-def _axis(text: str, config_dir: Path | None) -> Axis | None:
+def _axis(text: str, config_dirs: tuple[Path, ...]) -> Axis | None:
     """Return the axis of an override; ``None`` if it has one value, or a mistake that composing reports."""
     try:
         override = parse_override(text)
@@ -282,7 +282,7 @@ def _axis(text: str, config_dir: Path | None) -> Axis | None:
         raise UserError(message, key=key.lstrip("+~"), hint=hint)
     value: object = parsed.value()
     if isinstance(value, Glob):
-        values = _matching(text, parsed.key_or_group, value, config_dir)
+        values = _matching(text, parsed.key_or_group, value, config_dirs)
     elif is_text(override):
         items = parsed.sweep_iterator()
         values = [item.text if isinstance(item, QuotedString) else str(item) for item in items]
@@ -293,10 +293,10 @@ def _axis(text: str, config_dir: Path | None) -> Axis | None:
     return Axis(key, tuple(values))
 
 
-def _matching(text: str, group: str, glob: Glob, config_dir: Path | None) -> list[str]:
+def _matching(text: str, group: str, glob: Glob, config_dirs: tuple[Path, ...]) -> list[str]:
     if group not in GROUPS:
         raise UserError(f"{escape(text)}: glob() chooses files, and {escape(group)} is a value")
-    matches = glob.filter(list_options(group, config_dir))
+    matches = glob.filter(list_options(group, config_dirs))
     if not matches:
         raise UserError(f"{escape(text)}: no choice is called so", key=group, hint=f"slipway list {group}")
     return matches

@@ -26,8 +26,8 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def draft_with(*overrides: str, config_dir: Path | None = None) -> Draft:
-    return draft(Request(overrides=overrides, command=["slipway"], config_dir=config_dir))
+def draft_with(*overrides: str, config_dirs: tuple[Path, ...] = ()) -> Draft:
+    return draft(Request(overrides=overrides, command=["slipway"], config_dirs=config_dirs))
 
 
 def reported_findings(launch_draft: Draft) -> list[Finding]:
@@ -85,7 +85,9 @@ def test_keys_of_a_tree_of_the_users_own_are_known(workdir: Path) -> None:
     folder.mkdir(parents=True)
     text = "defaults: [gpt3/126m@_here_, _self_]\nmodel:\n  optim:\n    weigth_decay: 0.1\n"
     (folder / "mine.yaml").write_text(text)
-    launch_draft = draft_with("training=mine", f"container={workdir}/nemo.sqsh", config_dir=workdir / "tree")
+    launch_draft = draft_with(
+        "training=mine", f"container={workdir}/nemo.sqsh", config_dirs=(workdir / "tree",)
+    )
     assert gather([launch_draft])[0].added_keys == ("model.optim.weigth_decay",)
     (finding,) = reported_findings(launch_draft)
     (mistake,) = as_mistakes(launch_draft, [finding])

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.config.compose import list_options
+from launcher.runs.paths import display_path
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -69,11 +70,15 @@ def test_a_tree_of_the_user_is_listed(capsys: Capsys, tmp_path: Path) -> None:
     output = capsys.readouterr()
     sizes = {row["size"]: row for row in json.loads(output.out)}
     assert sizes["ours/small"]["num_layers"] == 2
+    assert {size: row["tree"] for size, row in sizes.items() if size in ("ours/small", "gpt3/126m")} == {
+        "ours/small": str(tmp_path),
+        "gpt3/126m": None,
+    }
     assert "training.run.nam: there is no such key" in sizes["ours/broken"]["error"]
     assert "training.run.nam" in output.err
     assert main(["list", "training", "--config-dir", str(tmp_path)]) == 1
     assert [line.split()[1:] for line in capsys.readouterr().out.splitlines() if "broken" in line] == [
-        ["-"] * 7
+        [*["-"] * 7, display_path(tmp_path)]
     ]
 
 

@@ -23,13 +23,13 @@ env_vars: {UMASK: 0022, WAIT: 12:30:00, FLAG: yes, VERSION: 1.10, HEX: 0x10}
 def test_numbers_in_files_arrive_as_they_were_written(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "ours.yaml").write_text(OURS.replace("64_0", "64000"))
-    cluster = compose(["cluster=ours"], tmp_path).config.cluster
+    cluster = compose(["cluster=ours"], (tmp_path,)).config.cluster
     assert (cluster.account, cluster.mem, cluster.partition) == ("0042", "64000", "1e3")
     expected = {"UMASK": "0022", "WAIT": "12:30:00", "FLAG": "yes", "VERSION": "1.10", "HEX": "0x10"}
     assert {name: cluster.env_vars[name] for name in expected} == expected
     (tmp_path / "cluster" / "ours.yaml").write_text(OURS)
     with pytest.raises(UserError, match=r"cluster\.mem='64_0'") as raised:
-        compose(["cluster=ours"], tmp_path)
+        compose(["cluster=ours"], (tmp_path,))
     assert "ours.yaml:3" in str(raised.value)
 
 
@@ -37,7 +37,7 @@ def test_a_time_limit_in_a_file_is_no_number_of_minutes(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
     text = "defaults: [gpt3/126m@_here_, _self_]\nrun:\n  time_limit: 1:30:00\n  name: 1_000\n"
     (tmp_path / "training" / "mine.yaml").write_text(text)
-    training = compose(["training=mine"], tmp_path).config.training
+    training = compose(["training=mine"], (tmp_path,)).config.training
     assert training is not None
     assert (training.run.time_limit, training.run.name) == ("1:30:00", "1_000")
     assert training.run.results_dir.endswith("/results/1_000"), "also where another key refers to it"

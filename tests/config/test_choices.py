@@ -87,11 +87,11 @@ def test_size_that_builds_on_another_names_its_whole_path(tmp_path: Path) -> Non
     file = tmp_path / "training/gpt3/ours.yaml"
     file.write_text("defaults: [126m, _self_]\nrun: {name: ours}\n")
     with pytest.raises(UserError) as caught:
-        compose(["training=gpt3/ours"], tmp_path)
+        compose(["training=gpt3/ours"], (tmp_path,))
     assert str(caught.value) == (
         f"training/126m: there is no such file to build on\n  from {file}:1\n"
         "  did you mean '/training/gpt3/126m@_here_'?"
     )
     file.write_text("defaults: [/training/gpt3/126m@_here_, _self_]\nrun: {name: ours}\n")
-    training = compose(["training=gpt3/ours"], tmp_path).config.training
+    training = compose(["training=gpt3/ours"], (tmp_path,)).config.training
     assert training is not None and training.run.name == "ours"

@@ -179,7 +179,7 @@ def test_numbers_among_further_flags_are_as_written(tmp_path: Path) -> None:
     )
     plain = job("cluster.sbatch.wckey=1.10", "cluster.sbatch.nice=0100", "cluster.sbatch.hold=true")
     assert plain.queue.further == {"wckey": "1.10", "nice": "0100", "hold": True}
-    config = compose(["cluster=ours"], tmp_path).config
+    config = compose(["cluster=ours"], (tmp_path,)).config
     further = plan_launch(config, number=1, tag="x").job.queue.further
     assert further == {"wckey": "1.10", "mem-bind": "local", "tmp": "0100", "nice": "1e3"}
 
@@ -343,6 +343,6 @@ def test_slurm_option_in_a_file_leads_to_its_key(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "mine.yaml").write_text("defaults: [bcm, _self_]\nnice: 100\n")
     with pytest.raises(UserError) as raised:
-        compose(["training=gpt3/126m", "cluster=mine"], config_dir=tmp_path)
+        compose(["training=gpt3/126m", "cluster=mine"], config_dirs=(tmp_path,))
     (mistake,) = raised.value.mistakes
     assert mistake.hint == "sbatch has --nice: cluster.sbatch.nice=..."

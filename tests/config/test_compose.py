@@ -91,16 +91,16 @@ def test_wrapper_style_overrides_work_unchanged() -> None:
 def test_tree_of_the_user_comes_first(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "ours.yaml").write_text("defaults: [bcm, _self_]\npartition: p5\n")
-    assert compose(["cluster=ours"], tmp_path).config.cluster.partition == "p5"
-    assert "ours" in list_options("cluster", tmp_path)
+    assert compose(["cluster=ours"], (tmp_path,)).config.cluster.partition == "p5"
+    assert "ours" in list_options("cluster", (tmp_path,))
     (tmp_path / "cluster" / "bcm.yaml").write_text("defaults: [_base, _self_]\npartition: shadowed\n")
-    assert compose(["cluster=bcm"], tmp_path).config.cluster.partition == "shadowed"
+    assert compose(["cluster=bcm"], (tmp_path,)).config.cluster.partition == "shadowed"
     assert compose(["cluster=bcm"]).config.cluster.partition is None, "only for as long as it is asked for"
 
 
 def test_missing_tree_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such directory"):
-        compose([], tmp_path / "nope")
+        compose([], (tmp_path / "nope",))
 
 
 def test_the_sandbox_never_means_another_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -44,6 +44,6 @@ def test_a_broken_file_is_named_with_its_line(text: str, place: str, tmp_path: P
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster/mine.yaml").write_text(text)
     with pytest.raises(UserError) as raised:
-        compose(["cluster=mine"], tmp_path)
+        compose(["cluster=mine"], (tmp_path,))
     assert f"cluster/mine.yaml{place}" in str(raised.value)
     assert ("not with tabs" in str(raised.value)) == ("\t" in text)

@@ -97,8 +97,8 @@ OVERRIDES = [
 ]
 
 
-def compose_by_hydra(overrides: Sequence[str], config_dir: Path | None = None) -> Composition:
-    return compose(overrides, config_dir)
+def compose_by_hydra(overrides: Sequence[str], config_dirs: tuple[Path, ...] = ()) -> Composition:
+    return compose(overrides, config_dirs)
 
 
 # Several compositions to an example: what one changes must not be left to the next.
@@ -203,10 +203,10 @@ def test_numbers_meant_as_text_are_read_as_written(tmp_path: Path) -> None:
         "defaults: [bcm, _self_]\npartition: 0022\nenv_vars: {A: 1.10, B: '${cluster.partition}'}\n"
     )
     points = [[f"training.model.seed={n}", f"env_vars.C=${{cluster.partition}}{n}"] for n in range(3)]
-    sweep = BatchComposer([*BASE, "cluster=ours"], tmp_path)
+    sweep = BatchComposer([*BASE, "cluster=ours"], (tmp_path,))
     for point in [*points, ["cluster.partition=1e5"]]:
         assert outcome(sweep.compose(point)) == outcome(
-            compose_by_hydra([*BASE, "cluster=ours", *point], tmp_path)
+            compose_by_hydra([*BASE, "cluster=ours", *point], (tmp_path,))
         )
 
 
@@ -221,9 +221,9 @@ def test_tree_of_the_user_is_composed_as_by_hydra(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster/ours.yaml").write_text("defaults: [bcm, _self_]\npartition: ${oc.env:USER,p5}x\n")
     points = [["cluster=ours"], ["cluster=bcm"], ["cluster=ours", "cluster.mem=1"]]
-    compositions = map(BatchComposer(BASE, tmp_path).compose, points)
+    compositions = map(BatchComposer(BASE, (tmp_path,)).compose, points)
     for point, composition in zip(points, compositions, strict=True):
-        assert outcome(composition) == outcome(compose_by_hydra([*BASE, *point], tmp_path))
+        assert outcome(composition) == outcome(compose_by_hydra([*BASE, *point], (tmp_path,)))
         compose(BASE)  # another tree meanwhile
 
 
@@ -234,8 +234,8 @@ def test_a_search_path_in_the_users_tree_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
         f"{config.read_text()}\nhydra:\n  searchpath: ['file://{tmp_path}/more']\n"
     )
-    composition = BatchComposer(BASE, tmp_path).compose(["cluster=far"])
-    assert outcome(composition) == outcome(compose_by_hydra([*BASE, "cluster=far"], tmp_path))
+    composition = BatchComposer(BASE, (tmp_path,)).compose(["cluster=far"])
+    assert outcome(composition) == outcome(compose_by_hydra([*BASE, "cluster=far"], (tmp_path,)))
 
 
 def test_mistakes_below_a_search_path_are_reported_together(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_mistakes_below_a_search_path_are_reported_together(tmp_path: Path) -> N
     )
     mistakes = ["cluster=far", "cluster.partion=x", "cluster.mem=[1]"]
     with pytest.raises(UserError) as caught:
-        compose([*BASE, *mistakes], tmp_path)
+        compose([*BASE, *mistakes], (tmp_path,))
     assert [mistake.key for mistake in caught.value.mistakes] == ["cluster.partion", "cluster.mem"]
     assert "did you mean 'partition'?" in str(caught.value)
 
@@ -266,6 +266,6 @@ def test_composing_and_explaining_parse_a_file_once(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(yaml, "load", load_and_note)
     mistakes = ["cluster.partion=x", "cluster.mem=[1]", "~cluster.nope", "training.run.time_limit=never"]
     with pytest.raises(UserError) as caught:
-        compose([*BASE, "cluster=ours", *mistakes], tmp_path)
+        compose([*BASE, "cluster=ours", *mistakes], (tmp_path,))
     assert len(caught.value.mistakes) == 4
     assert parsed.count(text) == 1

@@ -18,8 +18,8 @@ DEVICES = "training.trainer.devices"
 GPUS = "cluster.gpus_per_node"
 
 
-def draft_launch(*overrides: str, config_dir: Path | None = None) -> Draft:
-    return draft(Request(list(overrides), ["slipway", "launch"], config_dir=config_dir))
+def draft_launch(*overrides: str, config_dirs: tuple[Path, ...] = ()) -> Draft:
+    return draft(Request(list(overrides), ["slipway", "launch"], config_dirs=config_dirs))
 
 
 def layout(draft: Draft) -> tuple[int | None, str | None, int, Any]:
@@ -71,7 +71,7 @@ def test_gpus_of_a_node_are_set_in_one_place(overrides: list[str], expected: tup
 
 def test_gpus_of_a_users_own_cluster_are_enough(tmp_path: Path) -> None:
     mine = "defaults: [bcm, _self_]\ngpus_per_node: 4\n"
-    assert layout(draft_launch("cluster=mine", config_dir=tree(tmp_path, cluster__mine=mine))) == (
+    assert layout(draft_launch("cluster=mine", config_dirs=(tree(tmp_path, cluster__mine=mine),))) == (
         4,
         "gpu:4",
         4,
@@ -79,7 +79,7 @@ def test_gpus_of_a_users_own_cluster_are_enough(tmp_path: Path) -> None:
     )
     typed = "defaults: [_base, _self_]\nengine: nemo\ncontainer: x/y:1\ngres: gpu:a100:4\n"
     conf = tree(tmp_path, cluster__typed=typed)
-    assert layout(draft_launch("cluster=typed", config_dir=conf)) == (None, "gpu:a100:4", 4, 4)
+    assert layout(draft_launch("cluster=typed", config_dirs=(conf,))) == (None, "gpu:a100:4", 4, 4)
 
 
 def test_a_tree_that_writes_the_numbers_follows_the_command_line(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_a_tree_that_writes_the_numbers_follows_the_command_line(tmp_path: Path)
         training__mine="defaults: ['/training/gpt3/126m@_here_', _self_]\ntrainer:\n  devices: 8\n",
     )
     chosen = ("cluster=mine", "training=mine")
-    assert layout(draft_launch(*chosen, config_dir=conf)) == (8, "gpu:a100:8", 8, 8)
-    assert layout(draft_launch(*chosen, f"{GPUS}=4", config_dir=conf)) == (4, "gpu:a100:4", 4, 4)
+    assert layout(draft_launch(*chosen, config_dirs=(conf,))) == (8, "gpu:a100:8", 8, 8)
+    assert layout(draft_launch(*chosen, f"{GPUS}=4", config_dirs=(conf,))) == (4, "gpu:a100:4", 4, 4)
 
 
 def test_the_script_asks_for_as_many_tasks_as_gpus() -> None:

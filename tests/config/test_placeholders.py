@@ -16,9 +16,9 @@ from launcher.images.recipes import read_recipe, recipe_names
 STARTER = Path(__file__).parents[2] / "launcher/starter/conf"
 
 
-def mistakes(*overrides: str, config_dir: Path | None = None) -> list[str]:
+def mistakes(*overrides: str, config_dirs: tuple[Path, ...] = ()) -> list[str]:
     with pytest.raises(UserError) as caught:
-        compose(overrides, config_dir)
+        compose(overrides, config_dirs)
     return [str(mistake) for mistake in caught.value.mistakes]
 
 
@@ -100,7 +100,7 @@ def test_shipped_configurations_have_no_placeholder() -> None:
         sweep.compose([f"training={size}"])
     compose(["stages=[data_preparation]", "data_preparation.inputs=[/x]"])
     compose(["stages=[workspace]"])
-    compose(["cluster=mine", "training=gpt3/mine"], STARTER)
+    compose(["cluster=mine", "training=gpt3/mine"], (STARTER,))
 
 
 def test_all_placeholders_are_named_with_their_sources(tmp_path: Path) -> None:
@@ -108,7 +108,9 @@ def test_all_placeholders_are_named_with_their_sources(tmp_path: Path) -> None:
     (tmp_path / "cluster/ours.yaml").write_text(
         "defaults: [bcm, _self_]\npartition: <Your partition>\nmem: <MEM>\nmail_type: [END]\n"
     )
-    messages = mistakes("cluster=ours", "data_dir='/fsx/<Your dir>'", "cluster.qos=TODO", config_dir=tmp_path)
+    messages = mistakes(
+        "cluster=ours", "data_dir='/fsx/<Your dir>'", "cluster.qos=TODO", config_dirs=(tmp_path,)
+    )
     assert sorted(messages) == [
         "cluster.mem='<MEM>': a placeholder, not a value\n"
         f"  from {tmp_path}/cluster/ours.yaml:3\n"

@@ -41,7 +41,7 @@ export_config: ${hydra:runtime.choices.export}
 def messages_of(text: str, directory: Path, *overrides: str) -> list[str]:
     (directory / "config.yaml").write_text(text)
     with pytest.raises(UserError) as caught:
-        compose(overrides, directory)
+        compose(overrides, (directory,))
     return [str(mistake) for mistake in caught.value.mistakes]
 
 
@@ -80,7 +80,7 @@ def test_copy_of_ours_may_choose_files_of_hydras(line: str, tmp_path: Path) -> N
     ours = (CONF_DIR / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(ours.replace("  - _self_\n", f"  - _self_\n  - {line}\n"))
     overrides = ["base_results_dir=/results"]
-    assert compose(overrides, tmp_path).config == compose(overrides).config
+    assert compose(overrides, (tmp_path,)).config == compose(overrides).config
 
 
 def test_file_of_a_group_may_not_choose_files_of_hydras(tmp_path: Path) -> None:
@@ -88,12 +88,12 @@ def test_file_of_a_group_may_not_choose_files_of_hydras(tmp_path: Path) -> None:
     text = "defaults:\n  - gpt3/126m\n  - override /hydra/job_logging@hydra.job_logging: disabled\n"
     (tmp_path / "training/mine.yaml").write_text(text)
     with pytest.raises(UserError, match=r"Did you mean to override hydra/job_logging\?"):
-        compose(["training=mine", "base_results_dir=/results"], tmp_path)
+        compose(["training=mine", "base_results_dir=/results"], (tmp_path,))
 
 
 def test_copy_of_the_shipped_file_composes_the_same(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((CONF_DIR / "config.yaml").read_text())
-    assert compose([], tmp_path).config == compose([]).config
+    assert compose([], (tmp_path,)).config == compose([]).config
 
 
 def test_other_mistakes_are_reported_as_usual(tmp_path: Path) -> None:

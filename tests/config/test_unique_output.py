@@ -74,7 +74,7 @@ def test_variable_works_with_a_root_file_older_than_the_key(
     root = (CONF_DIR / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(re.sub("unique_output_dir: .*\n", "", root))
     monkeypatch.setenv("UNIQUE_OUTPUT_DIR", "1")
-    assert re.search(f"/results-{STAMP}$", compose([], tmp_path).config.base_results_dir)
+    assert re.search(f"/results-{STAMP}$", compose([], (tmp_path,)).config.base_results_dir)
 
 
 VERBS = [

@@ -59,7 +59,7 @@ def test_the_size_of_architecture_is_complete(repository: Path, tmp_path: Path) 
     path = tmp_path / "training/gpt3/mine.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(textwrap.dedent(size))
-    config = compose(["training=gpt3/mine", "cluster=bcm"], tmp_path).config
+    config = compose(["training=gpt3/mine", "cluster=bcm"], (tmp_path,)).config
     plan = plan_launch(config, number=1, tag="x")
     assert plan.paths.run_name == "gpt3_126m"
 

@@ -88,7 +88,7 @@ def test_a_recipe_resolves_to_its_file(directory: Path) -> None:
     conf.mkdir(parents=True)
     (conf / "ours.yaml").write_text("defaults: [nemo, _self_]\ntag: '2'\n")
     words = ["container=ours", "images_dir=images", "cluster=bcm"]
-    launch = draft(Request(words, [], config_dir=directory / "conf"))
+    launch = draft(Request(words, [], config_dirs=(directory / "conf",)))
     assert Path(image_of(launch)).name.startswith("ours-run-")
 
 
@@ -233,7 +233,7 @@ def test_build_as_a_job_comes_first(directory: Path, capsys: Capsys) -> None:
 
 def test_trees_of_the_job_are_absolute_paths(directory: Path) -> None:
     (directory / "conf/image").mkdir(parents=True)
-    request = Request(["container=nemo", "cluster=bcm", "images_dir=images"], [], config_dir=Path("conf"))
+    request = Request(["container=nemo", "cluster=bcm", "images_dir=images"], [], config_dirs=(Path("conf"),))
     requirement = required_image(draft(request).composition, request)
     assert requirement is not None
     assert requirement.command[-1] == f"--config-dir={directory}/conf"
@@ -274,7 +274,7 @@ def test_a_recipe_changed_while_the_job_waited_is_refused(directory: Path, capsy
     recipe = directory / "conf/image/ours.yaml"
     recipe.write_text("defaults: [nemo, _self_]\ntag: '2'\n")
     request = Request(
-        ["container=ours", "cluster=bcm", "images_dir=images"], [], config_dir=directory / "conf"
+        ["container=ours", "cluster=bcm", "images_dir=images"], [], config_dirs=(directory / "conf",)
     )
     requirement = required_image(draft(request).composition, request)
     assert requirement is not None

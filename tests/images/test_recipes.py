@@ -39,7 +39,7 @@ def write(tree: Path, name: str, *lines: str, on: str = "nemo") -> None:
 
 def test_recipes_are_listed(user_tree: Path) -> None:
     assert recipe_names() == ["megatron", "nemo", "nemo-aws"]
-    assert recipe_names(user_tree) == ["megatron", "mine", "nemo", "nemo-aws"]
+    assert recipe_names((user_tree,)) == ["megatron", "mine", "nemo", "nemo-aws"]
 
 
 @pytest.mark.parametrize(("name", "flavor"), SHIPPED)
@@ -161,7 +161,7 @@ def test_labels_of_a_build_name_the_commits(tmp_path: Path, monkeypatch: pytest.
         False,
     )
     (tmp_path / "image" / "a.yaml").write_text("a: 2\n")
-    config_labels = build_labels(tmp_path)
+    config_labels = build_labels((tmp_path,))
     assert (config_labels["slipway.config.revision"], config_labels["slipway.config.dirty"]) == (
         commit,
         "true",
@@ -194,18 +194,18 @@ def test_the_dev_script_is_run_in_the_dev_flavor(tmp_path: Path) -> None:
 
 
 def test_a_user_recipe_and_template_are_rendered(user_tree: Path, tmp_path: Path) -> None:
-    assert "\nFROM example.org/team/nemo:1\n" in read_recipe("mine", None, (), user_tree).dockerfile
+    assert "\nFROM example.org/team/nemo:1\n" in read_recipe("mine", None, (), (user_tree,)).dockerfile
     templates = tmp_path / "templates"
     templates.mkdir()
     (templates / "ours.Dockerfile.j2").write_text(
         '{% extends "slipway/nemo.Dockerfile.j2" %}{% block body %}RUN touch /here\n{% endblock %}'
     )
     write(user_tree, "mine", "template: ours")
-    text = read_recipe("mine", "dev", (), user_tree, templates).dockerfile
+    text = read_recipe("mine", "dev", (), (user_tree,), templates).dockerfile
     assert "RUN touch /here\n" in text
     assert "tmux" in text
     (templates / "nemo.Dockerfile.j2").write_text("FROM scratch\nCOPY nothing /\n")
-    assert read_recipe("nemo", None, (), None, templates).dockerfile.startswith("FROM scratch\n")
+    assert read_recipe("nemo", None, (), (), templates).dockerfile.startswith("FROM scratch\n")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_template_uses_versions_as_any_mapping(line: str, user_tree: Path, tmp
         "defaults:\n  - _base\n  - _self_\nbase: example.org/nemo:1\ntemplate: ours\nversions: {te: '2.1'}\n"
     )
     assert re.search(
-        r"RUN echo .*(2\.1|True)", read_recipe("alone", None, (), user_tree, templates).dockerfile
+        r"RUN echo .*(2\.1|True)", read_recipe("alone", None, (), (user_tree,), templates).dockerfile
     )
 
 
@@ -236,7 +236,7 @@ def test_a_version_that_a_template_only_lists_is_refused(user_tree: Path, tmp_pa
     (templates / "ours.Dockerfile.j2").write_text("FROM scratch\nRUN echo {{ versions|length }}\n")
     write(user_tree, "mine", "template: ours", "versions: {te: '2.1'}")
     with pytest.raises(UserError, match="the template ours builds no such thing"):
-        read_recipe("mine", None, (), user_tree, templates)
+        read_recipe("mine", None, (), (user_tree,), templates)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_mistakes_in_files_name_their_lines(user_tree: Path) -> None:
     def mistake(*lines: str, on: str = "nemo") -> str:
         write(user_tree, "mine", *lines, on=on)
         with pytest.raises(UserError) as caught:
-            read_recipe("mine", None, (), user_tree)
+            read_recipe("mine", None, (), (user_tree,))
         return str(caught.value)
 
     source = f"from {user_tree}/image/mine.yaml:4"
@@ -309,7 +309,7 @@ def test_mistakes_in_files_name_their_lines(user_tree: Path) -> None:
     assert "there is no such file to build on" in mistake(on="nmo")
     # A number is read as it was written.
     write(user_tree, "mine", "tag: 1.10")
-    assert read_recipe("mine", None, (), user_tree).image_name.endswith(":1.10")
+    assert read_recipe("mine", None, (), (user_tree,)).image_name.endswith(":1.10")
 
 
 def test_a_directory_of_dockerfiles_serves_a_launch(tmp_path: Path) -> None:
@@ -328,10 +328,10 @@ def test_a_directory_of_dockerfiles_serves_a_launch(tmp_path: Path) -> None:
 
 def test_mistakes_in_templates_and_scripts_are_named(user_tree: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--template-dir .*: no such directory"):
-        read_recipe("nemo", None, (), None, tmp_path / "none")
+        read_recipe("nemo", None, (), (), tmp_path / "none")
     (tmp_path / "nemo.Dockerfile.j2").write_text("FROM {{ base }}\nENV A={{ nothing }}\n")
     with pytest.raises(UserError) as caught:
-        read_recipe("nemo", None, (), None, tmp_path)
+        read_recipe("nemo", None, (), (), tmp_path)
     assert str(caught.value).startswith(f"{tmp_path}/nemo.Dockerfile.j2:2: this template is not valid")
     (tmp_path / "setup.sh").touch()
     with pytest.raises(UserError) as caught:

@@ -276,7 +276,7 @@ def test_a_secret_in_a_file_that_is_not_committed_is_masked(
     assert checkout is not None and checkout.diff is not None
     assert VALUE not in checkout.diff
     assert checkout.diff.count("\n+") - 1 == CHANGES[name].count("\n"), "each line stays a line"
-    origin = provenance.gather(tmp_path, None, None)
+    origin = provenance.gather(tmp_path, (), None)
     assert VALUE not in str(origin)
 
 

@@ -419,10 +419,10 @@ def without_waiting() -> Iterator[None]:
     """Make verbs that watch end at once, and compose the same overrides only once."""
     composed: dict[tuple[str, ...], Composition] = {}
 
-    def compose_once(overrides: list[str], config_dir: Path | None = None) -> Composition:
+    def compose_once(overrides: list[str], config_dirs: tuple[Path, ...] = ()) -> Composition:
         key = tuple(overrides)
         if key not in composed:
-            composed[key] = compose(overrides, config_dir)
+            composed[key] = compose(overrides, config_dirs)
         return composed[key]
 
     with pytest.MonkeyPatch.context() as patch:

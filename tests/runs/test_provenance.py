@@ -124,7 +124,7 @@ def test_second_checkout_is_recorded_by_itself(tmp_path: Path, checkout: Path) -
     theirs = tmp_path / "theirs"
     shutil.copytree(checkout, theirs)
     (theirs / "conf" / "a.yaml").write_text("x: 2\n")
-    origin = gather(checkout, theirs / "conf", None)
+    origin = gather(checkout, (checkout, theirs / "conf"), None)
     assert list(origin.files) == ["config_git.diff"]
     commit = git(theirs, "rev-parse", "HEAD").strip()
     assert origin.fields["config_git"] == {
@@ -134,14 +134,14 @@ def test_second_checkout_is_recorded_by_itself(tmp_path: Path, checkout: Path) -
         "diff": "config_git.diff",
     }
     assert origin.fields["git_dirty"] is False
-    same_origin = gather(checkout, checkout / "conf", None)
+    same_origin = gather(checkout, (checkout / "conf",), None)
     assert "config_git" not in same_origin.fields, "one checkout is told once"
 
 
 def test_image_digest_is_read_from_the_reference() -> None:
     digest = "sha256:" + "0f" * 32
     images = {f"nvcr.io#nvidia/nemo@{digest}": digest, "nvcr.io#nvidia/nemo:24.01": None, None: None}
-    assert {image: gather(Path("/"), None, image).fields["image_digest"] for image in images} == images
+    assert {image: gather(Path("/"), (), image).fields["image_digest"] for image in images} == images
 
 
 def test_package_versions_are_gathered() -> None:
@@ -153,7 +153,7 @@ def test_package_versions_are_gathered() -> None:
 def test_launch_records_its_provenance(tmp_path: Path, checkout: Path) -> None:
     (checkout / "conf" / "a.yaml").write_text("x: 2\n")
     overrides = ["training=gpt3/tiny", "cluster=local", f"base_results_dir={tmp_path}"]
-    request = Request(overrides, ["slipway"], config_dir=checkout / "conf")
+    request = Request(overrides, ["slipway"], config_dirs=(checkout / "conf",))
     launch_draft = draft(request)
     reserve_number(launch_draft.plan.paths.run_dir, launch_draft.results_key)
     manifest = write_draft(launch_draft, request)

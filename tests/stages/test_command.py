@@ -110,7 +110,7 @@ def test_numbers_stay_as_they_were_written(tmp_path: Path) -> None:
     text = "defaults: [/command/default@_here_, _self_]\nargv: [sleep, 1.10, 0042, 1_0]\n"
     (tmp_path / "command/sleep.yaml").write_text(text)
     overrides = ["stages=[command]", "command=sleep", "cluster=local", f"base_results_dir={tmp_path}"]
-    payload = draft(Request(overrides, [], config_dir=tmp_path)).plan.job.payload
+    payload = draft(Request(overrides, [], config_dirs=(tmp_path,))).plan.job.payload
     assert payload.argv == ("sleep", "1.10", "0042", "1_0")
 
 

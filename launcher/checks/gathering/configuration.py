@@ -60,7 +60,7 @@ def known_keys(draft: Draft) -> frozenset[str]:
     composition = draft.composition
     overrides = map(parse_override, composition.overrides)
     adds = any(item.sign.startswith("+") and item.key.startswith("training.") for item in overrides)
-    can_add = composition.config.training is not None and (adds or composition.config_dir)
+    can_add = composition.config.training is not None and (adds or composition.config_dirs)
     return _shipped_keys() | KEYS if can_add else frozenset()
 
 
