@@ -175,7 +175,9 @@ def ask(module: str, arguments: Sequence[str], question: object = None) -> Any:
 
 
 @contextmanager
-def answers(module: str, arguments: Sequence[str], question: object = None) -> Iterator[Iterator[str]]:
+def answers(
+    module: str, arguments: Sequence[str], question: object = None, python: str = sys.executable
+) -> Iterator[Iterator[str]]:
     """Start a program and yield its lines as they come; end it if they are not read to the end.
 
     Raise UserError if it ends with a mistake of the user's, RuntimeError with its stderr if it failed.
@@ -185,7 +187,7 @@ def answers(module: str, arguments: Sequence[str], question: object = None) -> I
     # A file, as a pipe that nobody reads meanwhile may be full.
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
+            [python, "-P", "-m", module, *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL if question is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
