@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.errors import DONE, MISTAKE, WENT_WRONG, UserError, escape, nearest_files
+from launcher.errors import (
+    DONE,
+    MISTAKE,
+    WENT_WRONG,
+    UserError,
+    escape,
+    explain_os_error,
+    nearest_files,
+)
 from launcher.images.progress import ImageProgress, show_progress
 from launcher.runs.paths import PACKAGE
 from launcher.ui.plotting import draw, read_counts, write_png
@@ -186,16 +194,19 @@ def answers(
     paths = filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")])
     # A file, as a pipe that nobody reads meanwhile may be full.
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            [python, "-P", "-m", module, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdin=subprocess.DEVNULL if question is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-        )
+        try:
+            process = subprocess.Popen(
+                [python, "-P", "-m", module, *arguments],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                stdin=subprocess.DEVNULL if question is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except OSError as error:
+            raise explain_os_error(error, Path(python), "--python", verb="run") from error
         assert process.stdout is not None
         try:
             if process.stdin is not None:
@@ -211,8 +222,10 @@ def answers(
             code = process.wait()
         errors.seek(0)
         message = errors.read().decode(errors="replace").strip()
-    if code == MISTAKE and message.startswith(_PREFIX):
-        raise UserError(message.removeprefix(_PREFIX))
+    # Warnings may come before it.
+    _, prefix, mistake = f"\n{message}".rpartition(f"\n{_PREFIX}")
+    if code == MISTAKE and prefix:
+        raise UserError(mistake)
     if code not in (DONE, WENT_WRONG) or (code and message):
         raise RuntimeError(f"python -m {module} ended with exit code {code}:\n{message}")
 

@@ -1,4 +1,4 @@
-"""`slipway generate`: text that the model of a checkpoint writes, by our trainer's program on this machine."""
+"""`slipway generate`: text that the model of a checkpoint writes, on this machine."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
         contents = map(json.loads, lines)
         with show_progress(quiet=not sys.stderr.isatty()) as progress:
             progress.step("loading the checkpoint")
-            first = next(contents, {})  # without an answer the program ended, and the context says why
+            first: dict[str, Any] = next(
+                contents, {}
+            )  # without an answer the program ended, and the context says why
         outputs = [_output(prompt, contents, args) for prompt in (prompts if first else ())]
     if args.json:
         options = {name: request[name] for name in ("max_tokens", "temperature", "top_p", "seed")}

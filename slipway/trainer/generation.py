@@ -30,6 +30,8 @@ from slipway.trainer.needless import no_garbage
 # What other verbs call the options of this one.
 _OPTIONS = {
     "conversion.step=": "step ",
+    "interpreter or an image that has them (cluster.python=..., container=...)": "interpreter that has them "
+    "(--python FILE)",
     "conversion.tokenizer_dir=/path": "--tokenizer DIR",
     "training.resume.trust_owner=": "--trust-owner ",
 }
