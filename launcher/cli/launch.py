@@ -61,7 +61,7 @@ EXIT_CODES = """
 exit code:
   0    {done}; with --dry-run: the script was printed
   1    {failed}; its log, above, says why
-  2    a mistake in the command line or the configuration, before there is a job
+  2    a mistake in the command line, the configuration or what it names; the log may say which
   130  Ctrl-C; the job continues: slipway cancel RUN
 """
 
