@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from launcher.ui.plotting import draw, read_counts, write_png
 from launcher.ui.tables import print_lines, print_listing, print_pairs, print_styled
 from launcher.ui.terminal import print_plot
 from slipway.arithmetic.indexed import manifest_path
+from slipway.common.extras import install_command
 
 _LINT = """\
 Check data before a training reads them: the .bin and .idx of a data set with the files beside them, and the
@@ -173,6 +175,8 @@ def run_show(args: argparse.Namespace) -> int:
 # --- programs that read data
 
 _PREFIX = "error: "
+# A library of an extra; without a part of ours something is broken.
+_MISSING = re.compile(r"^ModuleNotFoundError: No module named '(?!slipway|launcher)([\w.]+)'$", re.MULTILINE)
 
 
 def ask(module: str, arguments: Sequence[str], question: object = None) -> Any:
@@ -226,6 +230,9 @@ def answers(
     _, prefix, mistake = f"\n{message}".rpartition(f"\n{_PREFIX}")
     if code == MISTAKE and prefix:
         raise UserError(mistake)
+    missing = _MISSING.search(message)
+    if code and missing:
+        raise UserError(f"{python} lacks {missing[1]}", hint=f"install it: {install_command('data', python)}")
     if code not in (DONE, WENT_WRONG) or (code and message):
         raise RuntimeError(f"python -m {module} ended with exit code {code}:\n{message}")
 

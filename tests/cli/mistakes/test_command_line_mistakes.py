@@ -17,7 +17,7 @@ LAUNCHING: Rows = [
         ["container=@images/nemo-24.7.sqsh"],
         ["there is no such file", "nemo-24.07.sqsh", "command line: container=@images"],
     ),
-    ([*LOCAL, MOCK, "cluster.python=@bare"], ["cannot import torch, megatron", "pip install 'PATH[train]'"]),
+    ([*LOCAL, MOCK, "cluster.python=@bare"], ["cannot import torch, megatron", "[train]"]),
     (
         ["cluster=sandbox", "training=gpt3/tiny", "cluster.python=@bare"],
         ["cluster.python='@bare'", "container=..."],
