@@ -23,6 +23,9 @@ def install_command(extra: str, python: str | None = None) -> str:
 
 def _origin() -> tuple[str | None, list[str]]:
     """Return the checkout or the wheel that this package was installed from, and pip's option for it."""
+    checkout = Path(__file__).resolve().parents[2]
+    if (checkout / "setup.cfg").is_file():
+        return str(checkout), ["-e"]
     # Imported late: few commands name one.
     from importlib import metadata
 
