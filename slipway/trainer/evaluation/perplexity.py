@@ -31,6 +31,8 @@ from slipway.trainer.loop.validation import (
 from slipway.trainer.model.build import build_model
 from slipway.trainer.model.model import Model
 
+_REPORT_SECONDS = 10.0
+
 
 @dataclass
 class Measured:
@@ -70,6 +72,7 @@ class HeldOutEvaluation:
         self._heldout = self._open(perplexity.split)
         self._model: Model | None = None
         self._padded = 0
+        self._reported = 0.0
 
     @property
     def windows(self) -> int:
@@ -86,15 +89,24 @@ class HeldOutEvaluation:
         DivergedError
             If the loss is not finite.
         """
-        began = time.perf_counter()
+        began = self._reported = time.perf_counter()
         self._check(checkpoint)
         model = self._model_for(checkpoint)
         state.load_weights(checkpoint.path, model)
-        result = evaluate(self._settings, self._rank_context, model, self._heldout)
+        result = evaluate(
+            self._settings, self._rank_context, model, self._heldout, self._progress(checkpoint)
+        )
         assert result is not None
         if not math.isfinite(result.mean):
             raise DivergedError(f"the held-out loss of {checkpoint.path} is {result.mean}")
         return Measured(checkpoint, result.mean, result.tokens, time.perf_counter() - began)
+
+    def _report(self, step: int, batch: int) -> bool:
+        """Log the number of a batch now and then; return False, as nothing stops an evaluation."""
+        if time.perf_counter() - self._reported >= _REPORT_SECONDS:
+            self._reported = time.perf_counter()
+            LOGGER.info("step %d | %d of %d batches", step, batch, len(self._heldout.batches))
+        return False
 
     def _open(self, split: str) -> HeldOut:
         settings, vocabulary = self._settings, self._vocabulary
