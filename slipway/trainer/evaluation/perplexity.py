@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from dataclasses import dataclass
@@ -93,8 +94,13 @@ class HeldOutEvaluation:
         self._check(checkpoint)
         model = self._model_for(checkpoint)
         state.load_weights(checkpoint.path, model)
+        step, numbers = checkpoint.marker.step, itertools.count()
         result = evaluate(
-            self._settings, self._rank_context, model, self._heldout, self._progress(checkpoint)
+            self._settings,
+            self._rank_context,
+            model,
+            self._heldout,
+            lambda: self._report(step, next(numbers)),
         )
         assert result is not None
         if not math.isfinite(result.mean):
