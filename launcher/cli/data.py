@@ -89,6 +89,8 @@ exit code:
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+
 # By the name of the key: the type of its value, and its help.
 _OPTIONS = {
     "pattern": (str, "names of the files to take from a directory, such as *.jsonl.gz"),
@@ -137,6 +139,7 @@ def add_parser(verbs: Verbs) -> None:
 def _add_options(parser: argparse.ArgumentParser, options: Mapping[str, tuple[type, str]]) -> None:
     for name, (kind, text) in options.items():
         add_option(parser, f"--{name.replace('_', '-')} {name.upper()}", text, type=kind)
+    add_option(parser, "--name NAME", "name of the data set: DATA_DIR/NAME_text_document (default: corpus)")
     add_option(parser, "--replace", _REPLACE)
     add_launch_options(parser)
 
@@ -155,6 +158,10 @@ def run_prepare(args: argparse.Namespace) -> int:
     defaults = ["stages=[data_preparation]", "cluster=local", f"data_preparation={choice}"]
     if inputs:
         defaults.append(f"data_preparation.inputs=[{','.join(map(hydra_value, inputs))}]")
+    if args.name is not None:
+        if not _NAME.fullmatch(args.name):
+            raise UserError(f"--name {args.name}: expected letters, digits, _, - and . alone")
+        defaults.append(f"data_preparation.output_prefix=${{data_dir}}/{args.name}_text_document")
     for name in ("format", *_OPTIONS, *_PREPARE_OPTIONS):
         value = getattr(args, name, None)  # `tokenize` has not all of them
         if value is not None:

@@ -395,6 +395,21 @@ def test_a_mistake_that_the_program_finds_has_the_exit_code_of_one(
     assert "no key 'text' among content" in capfd.readouterr().out
 
 
+def test_a_data_set_has_a_name_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").touch()
+    with monkeypatch.context() as context:
+        context.setattr(
+            "launcher.cli.data.launch_and_follow", lambda args, overrides, lines: print(overrides) or 0
+        )
+        assert main(["data", "prepare", "a.jsonl", "--name", "wiki"]) == 0
+    assert "'data_preparation.output_prefix=${data_dir}/wiki_text_document'" in capsys.readouterr().out
+    assert main(["data", "prepare", "a.jsonl", "--name", "../x"]) == 2
+    assert "--name ../x: expected letters, digits" in capsys.readouterr().err
+
+
 def test_the_model_of_a_filter_is_mounted_by_its_whole_path() -> None:
     job = job_of(
         "data_preparation.filters=[gopher_quality,{language:{languages:[en],model:lid.bin}}]",
