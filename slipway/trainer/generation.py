@@ -7,12 +7,13 @@ one, with megatron-core's cache of keys and values.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -75,7 +76,7 @@ def main() -> int:
     answers, sys.stdout = sys.stdout, sys.stderr
     quiet()
     try:
-        requirements.check((*requirements.TRAINING, "tokenizers"), extra="train,conversion")
+        requirements.check((*requirements.TRAINING, "tokenizers"))
         _answer(Request(**json.load(sys.stdin)), answers)
     except UserError as error:
         message = str(error)
@@ -122,17 +123,27 @@ def _answer(request: Request, answers: TextIO) -> None:
         device = rank_context.device
         tell(checkpoint=str(checkpoint.path), step=checkpoint.marker.step, device=device.type)
         for ids in prompts:
-            began, text = time.perf_counter(), _Text(tokenizer, ids)
+            began, new = time.perf_counter(), list[int]()
             length = min(len(ids) + request.max_tokens, window)
-            end = "window" if length < len(ids) + request.max_tokens else "max_tokens"
-            for token in _tokens(model, ids, length, request, description, device):
-                if token in tokenizer.ends:
-                    end = "end_of_text"
-                    break
-                tell(piece=text.with_token(token))
-            tell(piece=text.rest())
+            tokens = _tokens(model, ids, length, request, description, device)
+            for piece in _pieces(tokenizer, ids, itertools.takewhile(tokenizer.is_text, tokens), new):
+                tell(piece=piece)
+            is_full, has_ended = length < len(ids) + request.max_tokens, len(ids) + len(new) < length
+            end = "end_of_text" if has_ended else "window" if is_full else "max_tokens"
             seconds = round(time.perf_counter() - began, 3)
-            tell(end=end, tokens=len(text.ids) - len(ids), prompt_tokens=len(ids), seconds=seconds)
+            tell(end=end, tokens=len(new), prompt_tokens=len(ids), seconds=seconds)
+
+
+def _pieces(tokenizer: _Tokenizer, prompt: list[int], tokens: Iterable[int], new: list[int]) -> Iterator[str]:
+    """Yield the text that each token adds, which goes to `new`; a character of several waits for the last."""
+    shown = len(tokenizer.decode(prompt))
+    for token in tokens:
+        new.append(token)
+        text = tokenizer.decode(prompt + new)
+        if not text.endswith(_INCOMPLETE):
+            yield text[shown:]
+            shown = len(text)
+    yield tokenizer.decode(prompt + new)[shown:]
 
 
 def _tokens(
@@ -173,13 +184,7 @@ def _drawn(logits: Any, request: Request, generator: Any) -> int:
 
 
 class _Tokenizer:
-    """The training's tokenizer, as the converted model has it.
-
-    Attributes
-    ----------
-    ends
-        The tokens that end a text.
-    """
+    """The training's tokenizer, as the converted model has it."""
 
     def __init__(self, description: Description, directory: Path | None) -> None:
         import tokenizers
@@ -198,37 +203,19 @@ class _Tokenizer:
         if (size := self._library.get_vocab_size()) > words.size:
             raise UserError(f"the tokenizer has {size:,} tokens, and the model {words.size:,}: it is another")
         ends = description.imported.get("ends") or words.end_of_text
-        self.ends = set(ends) if isinstance(ends, list) else {ends}
+        self._ends = set(ends) if isinstance(ends, list) else {ends}
         self._start = words.end_of_text if words.start is None else words.start
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text; of an empty one that with which texts begin."""
         return list(self._library.encode(text, add_special_tokens=False).ids) or [self._start]
 
+    def is_text(self, token: int) -> bool:
+        """Return False for a token that ends a text."""
+        return token not in self._ends
+
     def decode(self, ids: list[int]) -> str:
         return str(self._library.decode(ids, skip_special_tokens=False))
-
-
-class _Text:
-    """The text of tokens that come one by one; a character of several waits for the last of them."""
-
-    def __init__(self, tokenizer: _Tokenizer, prompt: list[int]) -> None:
-        self.ids = list(prompt)
-        self._decode = tokenizer.decode
-        self._shown = len(tokenizer.decode(prompt))
-
-    def with_token(self, token: int) -> str:
-        """Return the text that is new with a token, if its last character is whole."""
-        self.ids.append(token)
-        text = self._decode(self.ids)
-        return "" if text.endswith(_INCOMPLETE) else self._new(text)
-
-    def rest(self) -> str:
-        return self._new(self._decode(self.ids))
-
-    def _new(self, text: str) -> str:
-        piece, self._shown = text[self._shown :], len(text)
-        return piece
 
 
 if __name__ == "__main__":
