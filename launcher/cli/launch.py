@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -92,7 +93,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         launched, code = draft_and_launch(args, args.overrides), errors.DONE
     print_outcomes(launched, as_json=args.json)
-    return _follow(launched) if args.follow and launched else code
+    if not (args.follow and launched):
+        return code
+    code, last = _follow(launched), launched[-1]
+    if code == errors.DONE and sys.stdout.isatty() and last.manifest.stage == "training" and not args.json:
+        run_dir = shlex.quote(display_path(last.paths.run_dir))
+        print(f"\nslipway plot {run_dir}")
+        if last.manifest.engine == "megatron":
+            print(f'slipway generate {run_dir} "a text to continue"')
+    return code
 
 
 def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launch]:
