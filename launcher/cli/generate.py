@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from launcher.cli.checkpoints import NamedCheckpoints, named_checkpoints, require_one_step
@@ -94,10 +95,9 @@ def run(args: argparse.Namespace) -> int:
         contents = map(json.loads, lines)
         with show_progress(quiet=not sys.stderr.isatty()) as progress:
             progress.step("loading the checkpoint")
-            first: dict[str, Any] = next(
-                contents, {}
-            )  # without an answer the program ended, and the context says why
-        outputs = [_output(prompt, contents, args) for prompt in (prompts if first else ())]
+            # Without an answer the program ended, and the context says why.
+            first: dict[str, Any] = next(contents, {})
+        outputs = [_output(prompt, contents, shown=not args.json) for prompt in prompts if first]
     if args.json:
         options = {name: request[name] for name in ("max_tokens", "temperature", "top_p", "seed")}
         print_json({**first, **options, "outputs": outputs})
@@ -124,19 +124,17 @@ def _conversion(checkpoints: NamedCheckpoints, args: argparse.Namespace) -> dict
     return node
 
 
-def _output(prompt: str, contents: Iterator[Mapping[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Read the continuation of a prompt, and print it as it comes."""
+def _output(prompt: str, contents: Iterator[Mapping[str, Any]], *, shown: bool) -> dict[str, Any]:
+    """Read the continuation of a prompt; print both as they come if they are `shown`."""
+    write = partial(print, end="", flush=True) if shown else str
+    write(prompt)
     text = ""
-    if not args.json:
-        print(prompt, end="", flush=True)
     for content in contents:
         if "end" in content:
-            if not args.json:
-                print(flush=True)
+            write("\n")
             return {"prompt": prompt, "text": text, **content}
+        write(content["piece"])
         text += content["piece"]
-        if not args.json:
-            print(content["piece"], end="", flush=True)
     return {"prompt": prompt, "text": text}  # as above
 
 

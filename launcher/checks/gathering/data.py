@@ -74,9 +74,8 @@ def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | 
     if wrong:
         reasons = {reason: [name for name in wrong if wrong[name] == reason] for reason in wrong.values()}
         why = "; ".join(f"its {' and '.join(names)}: {reason}" for reason, names in reasons.items())
-        fix = "\n".join(
-            filter(None, (nearest_files(files[".idx"], ".idx"), _elsewhere(resolver, value), _MAKE))
-        )
+        remedies = (nearest_files(files[".idx"], ".idx"), _elsewhere(resolver, value), _MAKE)
+        fix = "\n".join(filter(None, remedies))
         if prefix.suffix in _SUFFIXES:
             fix = "without the suffix: a prefix names both files"
         return resolver.missing(key, value, why, fix, certain=certain)
