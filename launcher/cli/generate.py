@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("no prompt" if word else "no source and no prompt", hint=hint)
     checkpoints = named_checkpoints(word, args.base_results_dir)
     require_one_step(word, checkpoints, "generate")
-    prompts = [sys.stdin.read().removesuffix("\n") if text == "-" else text for text in prompts]
+    prompts = [_prompt(text) for text in prompts]
     names = ("max_tokens", "temperature", "top_p", "seed", "trust_owner")
     request = {"prompts": prompts, **{name: getattr(args, name) for name in names}}
     request["conversion"] = _conversion(checkpoints, args)
@@ -104,6 +104,15 @@ def run(args: argparse.Namespace) -> int:
     elif sys.stdout.isatty():
         _print_summary(first, outputs)
     return DONE
+
+
+def _prompt(word: str) -> str:
+    try:
+        text = sys.stdin.buffer.read().decode().removesuffix("\n") if word == "-" else word
+        text.encode()
+    except UnicodeError:
+        raise UserError(f"the prompt {escape(word)} is not UTF-8") from None
+    return text
 
 
 def _conversion(checkpoints: NamedCheckpoints, args: argparse.Namespace) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from slipway.common.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.trainer import requirements
 from slipway.trainer.checkpoint.choice import check_owners
 from slipway.trainer.checkpoint.description import Description
+from slipway.trainer.checkpoint.files import read_mapping
 from slipway.trainer.conversion.origin import describe
 from slipway.trainer.conversion.spec import read_conversion
 from slipway.trainer.conversion.tokenizer_files import FAST, OPTIONS, write_tokenizer
@@ -34,6 +35,8 @@ _OPTIONS = {
     "interpreter or an image that has them (cluster.python=..., container=...)": "interpreter that has them "
     "(--python FILE)",
     "conversion.tokenizer_dir=/path": "--tokenizer DIR",
+    "conversion.tokenizer_dir=": "--tokenizer ",
+    "conversion.tokenizer_dir": "--tokenizer",
     "training.resume.trust_owner=": "--trust-owner ",
 }
 # What a tokenizer writes for bytes that are no character, or not yet a whole one.
@@ -197,7 +200,7 @@ class _Tokenizer:
                     "with them"
                 )
             self._library = tokenizers.Tokenizer.from_file(str(Path(scratch, FAST)))
-            options = json.loads(Path(scratch, OPTIONS).read_text(encoding="utf-8"))
+            options = read_mapping(Path(scratch, OPTIONS)) if Path(scratch, OPTIONS).is_file() else {}
         self._library.no_truncation()
         self._library.encode_special_tokens = bool(options.get("split_special_tokens"))
         if (size := self._library.get_vocab_size()) > words.size:

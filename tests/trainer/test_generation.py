@@ -82,6 +82,7 @@ def test_t5_is_refused(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFi
         (["somewhere"], 'no prompt\n  slipway generate RUN "a text to continue"'),
         (["nowhere", "a"], "there is no run 'nowhere'"),
         ([".", "a", "--python", "/nowhere/python"], "cannot run /nowhere/python: no such file"),
+        ([".", "\udcff"], "is not UTF-8"),
     ],
 )
 def test_mistakes_are_named(
