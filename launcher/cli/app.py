@@ -37,7 +37,7 @@ _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
 _VERBS = (
     *("launch", "sweep", "check", "suggest", "doctor", "gpu-check", "render", "diff", "show", "list"),
     *("status", "follow", "logs", "plot", "history", "cancel", "hold", "release", "attach", "verify"),
-    *("convert", "evaluate", "data", "image", "sandbox", "init", "adopt", "completion"),
+    *("convert", "evaluate", "generate", "data", "image", "sandbox", "init", "adopt", "completion"),
 )
 _MODULES = {
     "diff": "render",
@@ -73,6 +73,7 @@ examples:
   slipway verify gpt3_126m                                   check that the training completed
   slipway convert gpt3_126m                                  its newest checkpoint, for Hugging Face
   slipway evaluate gpt3_126m@2000                            the held-out loss of a checkpoint
+  slipway generate gpt3_126m "import "                       text that its newest checkpoint writes
   slipway image build nemo                                   a recipe's image, for every node
   slipway sandbox up                                         a throw-away Slurm on this machine
   slipway init                                               a small tree of your own to edit

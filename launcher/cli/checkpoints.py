@@ -111,9 +111,8 @@ def run_convert(args: argparse.Namespace) -> int:
     }
     options = [f"{key}={hydra_value(value)}" for key, value in values.items() if value is not None]
     options += ["conversion.check.enabled=True"] if args.check else []
-    word, checkpoints, overrides = _named_checkpoints(args)
-    if len(checkpoints.steps) > 1:
-        raise UserError(f"{word}: one step at a time", hint=f"slipway convert {word.partition(',')[0]}")
+    word, checkpoints, overrides = _words_of_source(args)
+    require_one_step(word, checkpoints, "convert")
     words = _stage_overrides("conversion", checkpoints, [*options, *overrides], args.on_cluster)
     return launch_and_follow(args, words, _lines_after_conversion)
 
@@ -158,7 +157,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
         "perplexity.enabled": False if args.no_perplexity else None,
     }
     options = [f"evaluation.{key}={value}" for key, value in values.items() if value is not None]
-    _, checkpoints, overrides = _named_checkpoints(args)
+    _, checkpoints, overrides = _words_of_source(args)
     words = _stage_overrides("evaluation", checkpoints, [*options, *overrides], args.on_cluster)
     training = checkpoints.training
     line = f"\nslipway history {display_path(training.paths.run_dir)}" if training is not None else None
@@ -177,11 +176,8 @@ class NamedCheckpoints:
     training: TrainingLaunch | None
 
 
-def _named_checkpoints(args: argparse.Namespace) -> tuple[str, NamedCheckpoints, list[str]]:
-    """Return the word for the source, what it names, and the overrides.
-
-    The word is a directory, else a run; raise UserError if it is neither, or a run that trained nothing.
-    """
+def _words_of_source(args: argparse.Namespace) -> tuple[str, NamedCheckpoints, list[str]]:
+    """Return the word for the source, what it names, and the overrides."""
     overrides = [word for word in args.overrides if "=" in word and not Path(word).exists()]
     sources = [word for word in args.overrides if word not in overrides]
     if not sources:
@@ -190,17 +186,31 @@ def _named_checkpoints(args: argparse.Namespace) -> tuple[str, NamedCheckpoints,
         message = f"{', '.join(map(escape, sources))}: one source at a time"
         raise UserError(message, hint="an override has the form KEY=VALUE")
     (word,) = sources
+    return word, named_checkpoints(word, args.base_results_dir), overrides
+
+
+def named_checkpoints(word: str, base_results_dir: Path) -> NamedCheckpoints:
+    """Return what a word names: a directory, else a run, and perhaps its steps.
+
+    Raise UserError if it is neither, or a run that trained nothing.
+    """
     match = None if Path(word).exists() else _AT_STEPS.fullmatch(word)
     name, steps = (match["word"], match["steps"].split(",")) if match else (word, [])
     steps = [str(int(step)) for step in steps]
     path = Path(name).absolute()
     if path.is_dir() and not (path / LAUNCHES).is_dir():
-        return word, NamedCheckpoints(path, steps, newest_training(path)), overrides
-    training = newest_training(find_one(name, args.base_results_dir).run_dir)
+        return NamedCheckpoints(path, steps, newest_training(path))
+    training = newest_training(find_one(name, base_results_dir).run_dir)
     if training is None:
         message = f"{escape(name)}: no launch of this run is a training's"
         raise UserError(message, hint="the run of the training, or a directory of checkpoints")
-    return word, NamedCheckpoints(training.checkpoints, steps, training), overrides
+    return NamedCheckpoints(training.checkpoints, steps, training)
+
+
+def require_one_step(word: str, checkpoints: NamedCheckpoints, verb: str) -> None:
+    """Raise UserError if a word names several steps."""
+    if len(checkpoints.steps) > 1:
+        raise UserError(f"{word}: one step at a time", hint=f"slipway {verb} {word.partition(',')[0]}")
 
 
 def _stage_overrides(

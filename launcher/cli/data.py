@@ -6,10 +6,12 @@ import argparse
 import glob
 import json
 import re
+import shlex
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from launcher.checks.gathering.data import data_sets, tokenizer_files
 from launcher.checks.gathering.path_resolver import PathResolver
@@ -24,9 +26,13 @@ from launcher.drafting import Request, draft
 from launcher.errors import DONE, WENT_WRONG, UserError, escape, file_mode
 from launcher.jobs.launches import open_launches
 from launcher.monitor.readers import Segment, segment_with, segments
+from launcher.runs.manifest import read_yaml
 from launcher.ui.tables import print_lines, print_listing, print_styled
 from launcher.ui.terminal import print_message
 from slipway.common.sections import SourceFormat
+
+if TYPE_CHECKING:
+    from launcher.jobs.launches import Launch
 
 _EXIT_CODES = EXIT_CODES.format(done="the files were written", failed="the job failed")
 
@@ -83,6 +89,8 @@ exit code:
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+
 # By the name of the key: the type of its value, and its help.
 _OPTIONS = {
     "pattern": (str, "names of the files to take from a directory, such as *.jsonl.gz"),
@@ -131,6 +139,7 @@ def add_parser(verbs: Verbs) -> None:
 def _add_options(parser: argparse.ArgumentParser, options: Mapping[str, tuple[type, str]]) -> None:
     for name, (kind, text) in options.items():
         add_option(parser, f"--{name.replace('_', '-')} {name.upper()}", text, type=kind)
+    add_option(parser, "--name NAME", "name of the data set: DATA_DIR/NAME_text_document (default: corpus)")
     add_option(parser, "--replace", _REPLACE)
     add_launch_options(parser)
 
@@ -149,6 +158,10 @@ def run_prepare(args: argparse.Namespace) -> int:
     defaults = ["stages=[data_preparation]", "cluster=local", f"data_preparation={choice}"]
     if inputs:
         defaults.append(f"data_preparation.inputs=[{','.join(map(hydra_value, inputs))}]")
+    if args.name is not None:
+        if not _NAME.fullmatch(args.name):
+            raise UserError(f"--name {args.name}: expected letters, digits, _, - and . alone")
+        defaults.append(f"data_preparation.output_prefix=${{data_dir}}/{args.name}_text_document")
     for name in ("format", *_OPTIONS, *_PREPARE_OPTIONS):
         value = getattr(args, name, None)  # `tokenize` has not all of them
         if value is not None:
@@ -156,7 +169,38 @@ def run_prepare(args: argparse.Namespace) -> int:
             text = text if isinstance(value, int) else hydra_value(text)
             defaults.append(f"data_preparation.{name}={text}")
     defaults += ["data_preparation.replace=True"] if args.replace else []
-    return launch_and_follow(args, [*defaults, *overrides])
+    return launch_and_follow(args, [*defaults, *overrides], _lines_after_preparation)
+
+
+def _lines_after_preparation(launched: Launch) -> Iterator[str]:
+    """Yield the command that trains on the data, for a person."""
+    node = read_yaml(launched.paths.config)["data_preparation"]
+    if node["phase"] not in (None, "merge") or not sys.stdout.isatty():
+        return
+    prefix, directory, splits = Path(node["output_prefix"]), Path(node["tokenizer_dir"]), node["splits"]
+    words = [f"data_dir={_written(prefix.parent)}"]
+    if splits or (prefix.name, directory) != ("corpus_text_document", prefix.parent / "bpe"):
+        parts = ",".join(f"{name}:[{_written(f'{prefix}_{name}')}]" for name in splits or ())
+        key = "training.model.data.data_prefix"
+        # Hydra makes no mapping of the list that is there.
+        words = [f"~{key}", f"+{key}={{{parts}}}"] if parts else [f"{key}=[{_written(prefix)}]"]
+        words += _tokenizer_words(directory)
+    yield f"\n{shlex.join(['slipway', 'launch', 'training=gpt3/tiny', 'cluster=local', *words])}"
+
+
+def _tokenizer_words(directory: Path) -> list[str]:
+    """Return the overrides of a training for the tokenizer in a directory."""
+    values = {"vocab_file": directory / "vocab.json", "merge_file": directory / "merges.txt"}
+    if not values["vocab_file"].is_file():
+        model = min(directory.glob("*.model"), default=None)
+        library = "huggingface" if model is None else "sentencepiece"
+        values = {"library": Path(library), "type" if model is None else "model": model or directory}
+    return [f"training.model.tokenizer.{key}={_written(value)}" for key, value in values.items()]
+
+
+def _written(path: Path | str) -> str:
+    """Return a path as a user would write it in an override."""
+    return str(path) if re.fullmatch(r"[\w./-]+", str(path), re.ASCII) else hydra_value(str(path))
 
 
 # --- audit

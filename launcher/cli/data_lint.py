@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,13 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.errors import DONE, MISTAKE, WENT_WRONG, UserError, escape, nearest_files
+from launcher.errors import (
+    DONE,
+    MISTAKE,
+    WENT_WRONG,
+    UserError,
+    escape,
+    explain_os_error,
+    nearest_files,
+)
 from launcher.images.progress import ImageProgress, show_progress
 from launcher.runs.paths import PACKAGE
 from launcher.ui.plotting import draw, read_counts, write_png
 from launcher.ui.tables import print_lines, print_listing, print_pairs, print_styled
 from launcher.ui.terminal import print_plot
 from slipway.arithmetic.indexed import manifest_path
+from slipway.common.extras import install_command
 
 _LINT = """\
 Check data before a training reads them: the .bin and .idx of a data set with the files beside them, and the
@@ -165,6 +175,8 @@ def run_show(args: argparse.Namespace) -> int:
 # --- programs that read data
 
 _PREFIX = "error: "
+# A library of an extra; without a part of ours something is broken.
+_MISSING = re.compile(r"^ModuleNotFoundError: No module named '(?!slipway|launcher)([\w.]+)'$", re.MULTILINE)
 
 
 def ask(module: str, arguments: Sequence[str], question: object = None) -> Any:
@@ -175,7 +187,9 @@ def ask(module: str, arguments: Sequence[str], question: object = None) -> Any:
 
 
 @contextmanager
-def answers(module: str, arguments: Sequence[str], question: object = None) -> Iterator[Iterator[str]]:
+def answers(
+    module: str, arguments: Sequence[str], question: object = None, python: str = sys.executable
+) -> Iterator[Iterator[str]]:
     """Start a program and yield its lines as they come; end it if they are not read to the end.
 
     Raise UserError if it ends with a mistake of the user's, RuntimeError with its stderr if it failed.
@@ -184,16 +198,19 @@ def answers(module: str, arguments: Sequence[str], question: object = None) -> I
     paths = filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")])
     # A file, as a pipe that nobody reads meanwhile may be full.
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdin=subprocess.DEVNULL if question is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-        )
+        try:
+            process = subprocess.Popen(
+                [python, "-P", "-m", module, *arguments],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                stdin=subprocess.DEVNULL if question is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except OSError as error:
+            raise explain_os_error(error, Path(python), "--python", verb="run") from error
         assert process.stdout is not None
         try:
             if process.stdin is not None:
@@ -209,8 +226,13 @@ def answers(module: str, arguments: Sequence[str], question: object = None) -> I
             code = process.wait()
         errors.seek(0)
         message = errors.read().decode(errors="replace").strip()
-    if code == MISTAKE and message.startswith(_PREFIX):
-        raise UserError(message.removeprefix(_PREFIX))
+    # Warnings may come before it.
+    _, prefix, mistake = f"\n{message}".rpartition(f"\n{_PREFIX}")
+    if code == MISTAKE and prefix:
+        raise UserError(mistake)
+    missing = _MISSING.search(message)
+    if code and missing:
+        raise UserError(f"{python} lacks {missing[1]}", hint=f"install it: {install_command('data', python)}")
     if code not in (DONE, WENT_WRONG) or (code and message):
         raise RuntimeError(f"python -m {module} ended with exit code {code}:\n{message}")
 

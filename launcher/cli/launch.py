@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -61,7 +62,7 @@ EXIT_CODES = """
 exit code:
   0    {done}; with --dry-run: the script was printed
   1    {failed}; its log, above, says why
-  2    a mistake in the command line or the configuration, before there is a job
+  2    a mistake in the command line, the configuration or what it names; the log may say which
   130  Ctrl-C; the job continues: slipway cancel RUN
 """
 
@@ -92,7 +93,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         launched, code = draft_and_launch(args, args.overrides), errors.DONE
     print_outcomes(launched, as_json=args.json)
-    return _follow(launched) if args.follow and launched else code
+    if not (args.follow and launched):
+        return code
+    code, last = _follow(launched), launched[-1]
+    if code == errors.DONE and sys.stdout.isatty() and last.manifest.stage == "training" and not args.json:
+        run_dir = shlex.quote(display_path(last.paths.run_dir))
+        print(f"\nslipway plot {run_dir}")
+        if last.manifest.engine == "megatron":
+            print(f'slipway generate {run_dir} "a text to continue"')
+    return code
 
 
 def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launch]:

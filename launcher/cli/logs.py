@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb, whole_number
 from launcher.cli.runs import add_run, selected_run
-from launcher.errors import DONE, WATCHING_ENDED, WENT_WRONG, UserError, escape
+from launcher.errors import DONE, MISTAKE, WATCHING_ENDED, WENT_WRONG, UserError, escape
 from launcher.jobs.launches import Launch, open_launch
 from launcher.jobs.status import poll
 from launcher.monitor.follow import follow_and_tell
@@ -139,16 +139,25 @@ def run_logs(args: argparse.Namespace) -> int:
         selection = _job_log(launch, task, extension)
     if not args.follow:
         return _print(launch, selection, args.lines)
-    return _follow(launch, selection, args.lines)
+    return _code(_follow(launch, selection, args.lines))
 
 
 def follow_to_end(launch: Launch) -> int:
-    """Print the job's log as it grows until the job has ended; return the exit code."""
+    """Print the job's log as it grows until the job has ended; return the exit code.
+
+    That of a job whose program refused what it was given is that of a user's mistake.
+    """
     selection = _chain_log(launch, None) if launch.is_chain else _newest(launch)
-    return _follow(launch, selection, None)
+    status = _follow(launch, selection, None)
+    return MISTAKE if status is not None and status.exit_code == MISTAKE else _code(status)
 
 
-def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> int:
+def _code(status: JobStatus | None) -> int:
+    return WATCHING_ENDED if status is None else status.state.exit_code
+
+
+def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> JobStatus | None:
+    """Print a log as it grows; return the status of the job, None after Ctrl-C."""
     try:
         reader = _write_earlier(selection, lines)
         status = follow_log(
@@ -157,14 +166,14 @@ def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     except KeyboardInterrupt:
         print_stderr(f"\nstopped following; job {launch.job} continues")
         print_stderr(f"  cancel it:  {shlex.join(['slipway', 'cancel', display_path(launch.paths.run_dir)])}")
-        return WATCHING_ENDED
+        return None
     if selection.task is None:
         # An array's tasks run beside each other, and one log at a time is shown.
         for task, log in list(failed_task_logs(launch, status).items())[:_FAILED_TASKS]:
             print_stderr(f"the end of the log of task {task}, {display_path(log)}:")
             _write(last_lines(log, _LAST_LINES))
     print_stderr(f"job {_job(launch, selection, status)} is {_words(status)}")
-    return status.state.exit_code
+    return status
 
 
 def _write_earlier(selection: LogSelection, lines: int | None) -> LogReader:

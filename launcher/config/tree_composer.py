@@ -17,7 +17,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from launcher.config.hydra_setup import hydra_of
 from launcher.config.overrides import MAIN, NoSuchChoice, for_hydra
@@ -157,6 +162,8 @@ class TreeComposer:
             chosen = escape(" ".join(text for text in typed if not text.startswith("~")))
             hint = "a file builds on one of its own name only where a tree behind its own has that"
             raise UserError(f"{chosen}: the defaults lists go in circles", hint=hint) from error
+        except ValueError as error:  # OmegaConf's, of a name below a list
+            raise ConfigKeyError(str(error)) from error
         with open_dict(tree):
             names = tree.pop("hydra").runtime.choices
         choices = {str(group): str(name) for group, name in names.items() if name}
@@ -175,7 +182,10 @@ def _apply(override: Override, tree: DictConfig) -> None:
     if override.is_sweep_override():
         raise HydraException("a sweep")
     if not override.is_delete():
-        OmegaConf.update(tree, key, override.value(), merge=True, force_add=override.is_force_add())
+        try:
+            OmegaConf.update(tree, key, override.value(), merge=True, force_add=override.is_force_add())
+        except ValueError as error:  # as above
+            raise ConfigKeyError(str(error)) from error
         return
     present = OmegaConf.select(tree, key, throw_on_missing=False)
     if present is None or override.value() not in (None, present):

@@ -21,6 +21,7 @@ from launcher.doctor.report import PYTHON, Line, Status, missing, ok, release_st
 from launcher.estimates.values import memory_text
 from launcher.images.tools import how_to_get
 from launcher.releases import Contents, version
+from slipway.common.extras import install_command
 
 # Slipway's extras: their distributions, and the effect of their absence.
 EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -285,8 +286,7 @@ def python_lines(
     for extra, (names, purpose) in EXTRAS.items():
         absent = ", ".join(name for name in names if versions.get(name) is None)
         if absent:
-            fix = f"pip install 'PATH[{extra}]', where PATH is Slipway's checkout or wheel"
-            yield missing(f"extra {extra}", f"{absent}: not installed; {purpose}", fix)
+            yield missing(f"extra {extra}", f"{absent}: not installed; {purpose}", install_command(extra))
         else:
             yield ok(f"extra {extra}", ", ".join(f"{name} {versions[name]}" for name in names))
 

@@ -20,13 +20,13 @@ from launcher.images.scratch import remove_tree
 from launcher.images.squashfs import COMPRESSED_FRACTION, SQUASH_OPTIONS, resource_limits
 from launcher.images.tools import CREDENTIALS, NO_IMAGE, NO_SPACE, REFUSED, ToolError, fill_names
 from launcher.runs.paths import PACKAGE
+from slipway.common.extras import install_command
 
 AUTO, ENROOT, SKOPEO = "auto", "enroot", "skopeo"
 BACKENDS = (AUTO, ENROOT, SKOPEO)
 _SKOPEO_PROGRAMS = ("skopeo", "umoci", "mksquashfs")
 
 _NO_RUNNER = "Enroot is run through enroot-py, which is not installed"
-_INSTALL_RUNNER = "pip install 'PATH[containers]', PATH being Slipway's checkout or wheel, has enroot-py"
 _ELSEWHERE = "or do it where they are: slipway image import ... --on-cluster"
 _SUGGESTED_TAGS = 3
 
@@ -62,7 +62,7 @@ def choose_backend(source: Reference, via: str, note: Callable[[str], None]) -> 
             raise UserError(f"--via enroot: Enroot does not import {source}", hint="leave it out")
         tools.require("enroot", "mksquashfs", why="to import by it")
         if not has_runner:
-            raise UserError(_NO_RUNNER, hint=_INSTALL_RUNNER)
+            raise UserError(_NO_RUNNER, hint=install_command("containers"))
         return ENROOT
     lacking = tools.missing(*_SKOPEO_PROGRAMS)
     has_enroot = tools.which("enroot") is not None
@@ -71,8 +71,8 @@ def choose_backend(source: Reference, via: str, note: Callable[[str], None]) -> 
         if has_runner:
             return ENROOT
         if lacking:
-            raise UserError(_NO_RUNNER, hint=_INSTALL_RUNNER)
-        note(f"Enroot is there, but not enroot-py, which runs it: imported without it ({_INSTALL_RUNNER})")
+            raise UserError(_NO_RUNNER, hint=install_command("containers"))
+        note(f"Enroot is there, but not enroot-py ({install_command('containers')}): imported without it")
     also = ("enroot",) if reads and not has_enroot else ()
     why = "to import an image without Enroot"
     tools.require(*_SKOPEO_PROGRAMS, why=why, or_else=_ELSEWHERE, also=also)

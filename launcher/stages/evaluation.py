@@ -137,6 +137,8 @@ def _training(evaluation: EvaluationConfig, paths: LaunchPaths) -> dict[str, Any
     for name in ("trainer", "exp_manager", "model"):
         if not isinstance(training.get(name), dict):
             raise UserError(f"{key}.{name}: missing in the configuration of a training", key=key)
+    if not isinstance(training["model"].get("data"), dict):
+        raise UserError(f"{key}.model.data: missing in the configuration of a training", key=key)
     training["exp_manager"]["explicit_log_dir"] = str(paths.results)
     return training
 

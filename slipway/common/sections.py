@@ -465,6 +465,7 @@ class Perplexity(Section):
     batches: MaybeCount = None
     split: Literal["validation", "test"] = "validation"
     data_prefix: Annotated[list[Line] | None, Rule(_texts)] = None
+    other_data: bool = False
     layout: LayoutSizes = LayoutSizes()
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, escape
+from slipway.common.extras import install_command
 from slipway.corpus import errors, spec
 
 # A disk, a quota or a file that is as large as it may be.
@@ -66,8 +67,8 @@ def _check_libraries() -> None:
     missing = [package for module, package in _LIBRARIES.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise UserError(
-            f"{sys.executable} lacks {', '.join(missing)}: install them there (pip install 'PATH[data]', "
-            "where PATH is Slipway's checkout or wheel), or choose an interpreter or an image that has them "
+            f"{sys.executable} lacks {', '.join(missing)}: install them there "
+            f"({install_command('data')}), or choose an interpreter or an image that has them "
             "(cluster.python=..., container=...)"
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipway.common.errors import UserError, escape_lines
+from slipway.common.extras import install_command
 
 # With this begins the defect of a record without the key of its text.
 NO_KEY = "no key"
@@ -94,5 +95,5 @@ def missing_library(name: str, purpose: str, extra: str = "data") -> UserError:
     """Return the error for a library of an extra that is not installed."""
     return UserError(
         f"{purpose} needs the library {name}, which is not installed: install Slipway with the extra "
-        f"`{extra}` (pip install 'PATH[{extra}]', where PATH is Slipway's checkout or wheel)"
+        f"`{extra}` ({install_command(extra)})"
     )

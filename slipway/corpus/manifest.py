@@ -69,11 +69,14 @@ def _check_replaceable(plan: Plan, manifest: dict[str, Any] | None) -> None:
         if not others:
             # The same, under other names, changed since, or by other versions, is made again.
             return
-        what = f"made from other {' and '.join(others)}"
+        names = [Path(source["name"]).name for source in manifest["sources"]]
+        made_of = f"{', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
+        what = f"made from other {' and '.join(others)} (of {made_of})"
     if any(path.is_file() for path in paths):
         raise UserError(
             f"data_preparation.output_prefix={preparation.output_prefix}: another data set is there, {what}, "
-            "and a training may read it: choose another output_prefix, or set data_preparation.replace=True"
+            "and a training may read it: choose another output_prefix (--name NAME), or set "
+            "data_preparation.replace=True (--replace)"
         )
 
 

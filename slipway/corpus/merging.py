@@ -21,7 +21,7 @@ from slipway.corpus import duplicates
 from slipway.corpus.cleaning import DropCounts
 from slipway.corpus.manifest import data_manifest, is_complete, published_key, summary
 from slipway.corpus.plan import Plan
-from slipway.corpus.progress import Progress, say
+from slipway.corpus.progress import Progress, heartbeat, say
 from slipway.corpus.shards import ShardPaths, abandoned, token_type, unfinished, write_index
 from slipway.corpus.tokenizing import check_bad
 
@@ -94,14 +94,15 @@ def _deduplicate(
     if not preparation.deduplicate.exact and preparation.deduplicate.minhash is None:
         return None
     say(f"merge: looking for duplicates among {sum(counts):,} documents")
-    repeated = duplicates.find(
-        counts,
-        [shard.path(".hashes") for shard in shards] if preparation.deduplicate.exact else None,
-        [shard.path(".minhash") for shard in shards] if preparation.deduplicate.minhash else None,
-        preparation.deduplicate.minhash,
-        preparation.work_dir / "duplicates",
-        preparation.workers,
-    )
+    with heartbeat("merge: looking for duplicates"):
+        repeated = duplicates.find(
+            counts,
+            [shard.path(".hashes") for shard in shards] if preparation.deduplicate.exact else None,
+            [shard.path(".minhash") for shard in shards] if preparation.deduplicate.minhash else None,
+            preparation.deduplicate.minhash,
+            preparation.work_dir / "duplicates",
+            preparation.workers,
+        )
     starts = np.concatenate([[0], np.cumsum(counts)])
 
     def place(number: int) -> tuple[int, int]:

@@ -9,12 +9,15 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from slipway.common.errors import escape
 
 _SECONDS = 3.0
 _BAR_SECONDS = 0.1
+_BEAT_SECONDS = 10.0
 _BAR_WIDTH = 24
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -22,6 +25,24 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 def say(line: str) -> None:
     """Print a line at once, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {escape(line)}", flush=True)
+
+
+@contextmanager
+def heartbeat(line: str) -> Iterator[None]:
+    """Print a line with the seconds so far every ten of them, while a library works that says nothing."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        while not ended.wait(_BEAT_SECONDS):
+            say(f"{line}: {time.monotonic() - began:.0f} s so far")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Progress:

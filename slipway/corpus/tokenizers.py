@@ -25,7 +25,7 @@ from slipway.common.sections import TokenizerSource
 from slipway.corpus.errors import BadRecord, missing_library, place, refusal
 from slipway.corpus.fetching import Download, Policy, fetch_all
 from slipway.corpus.formats import FAST, MERGES, PIECES, VOCAB
-from slipway.corpus.progress import Progress, say
+from slipway.corpus.progress import Progress, heartbeat, say
 from slipway.corpus.readers import read
 from slipway.corpus.remotes import public_name, remote
 from slipway.corpus.spec import Preparation
@@ -98,7 +98,8 @@ def obtain(
         size = preparation.vocab_size or _VOCABULARY
         say(f"training a byte-level BPE of {size:,} tokens on the first text of the sources")
         write_atomic(preparation.work_dir / _TRAINED, json.dumps({str(directory): size}))
-        _train(directory, _sample(files, preparation.on_error), size)
+        with heartbeat("training the tokenizer"):
+            _train(directory, _sample(files, preparation.on_error), size)
     elif source.file is None:
         # A run that was killed behind the last file has left it.
         with contextlib.suppress(OSError):

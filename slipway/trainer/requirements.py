@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from slipway.common.errors import UserError
+from slipway.common.extras import install_command
 
 TRAINING = ("torch", "megatron.core", "numpy", "psutil", "yaml")
 TENSORBOARD = ("tensorboard",)
@@ -39,8 +40,8 @@ def check_versions() -> None:
     else:
         return
     raise UserError(
-        f"{sys.executable} {problem}; install it there (pip install 'PATH[train]', where PATH is Slipway's "
-        "checkout or wheel), or choose an interpreter or an image that has it (cluster.python=..., "
+        f"{sys.executable} {problem}; install it there ({install_command('train')}), "
+        "or choose an interpreter or an image that has it (cluster.python=..., "
         "container=...); a NeMo image's own megatron-core is for engine=nemo",
         found_by="node",
     )
@@ -92,8 +93,8 @@ def check(modules: Sequence[str], way_out: str = "", extra: str = "train") -> No
     missing = [_PACKAGES.get(module, module) for module in modules if not _is_there(module)]
     if missing:
         raise UserError(
-            f"{sys.executable} lacks {', '.join(missing)}: install them there (pip install 'PATH[{extra}]', "
-            "where PATH is Slipway's checkout or wheel), or choose an interpreter or an image that has them "
+            f"{sys.executable} lacks {', '.join(missing)}: install them there "
+            f"({install_command(extra)}), or choose an interpreter or an image that has them "
             f"(cluster.python=..., container=...){way_out}",
             found_by="node",
         )

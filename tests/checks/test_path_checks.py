@@ -63,6 +63,7 @@ def test_missing_tokenizer_file_is_an_error(workdir: Path) -> None:
     assert finding.fix is not None
     assert finding.fix.splitlines() == [
         f"in {path.parent}: merge.txt",
+        f"it is looked for in data_dir={workdir / 'data'}; to look elsewhere: data_dir=...",
         "it is made together with vocab.json: with merges of another tokenizer the ids are others",
     ]
 

@@ -6,9 +6,12 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from slipway.corpus.progress import Progress
+import pytest
+
+from slipway.corpus.progress import Progress, heartbeat
 
 _PROGRAM = """
 from slipway.corpus.progress import Progress
@@ -58,3 +61,17 @@ def test_a_terminal_has_a_bar_and_a_pipe_has_lines() -> None:
         os.close(terminal)
     assert "a line\r\n" in output
     assert "━━━━━━━━━━━━┈┈┈┈┈┈┈┈┈┈┈┈ fetching: 1 of 2 files, 2.0 kB of 4.0 kB (50 %)" in output
+
+
+def test_silent_work_is_told_of_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("slipway.corpus.progress._BEAT_SECONDS", 0.02)
+    with pytest.raises(ValueError, match="wrong"), heartbeat("training the tokenizer"):
+        time.sleep(0.2)
+        raise ValueError("wrong")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 2
+    assert lines[0].endswith(" training the tokenizer: 0 s so far")
+    time.sleep(0.05)
+    assert capsys.readouterr().out == ""

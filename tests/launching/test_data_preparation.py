@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from launcher.cli.app import main
+from launcher.cli.data import _lines_after_preparation
 from launcher.config.compose import compose
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Request, drafts
@@ -333,7 +336,7 @@ def test_replacing_a_data_set_is_an_option(
 ) -> None:
     launched: list[list[str]] = []
 
-    def launch(args: Any, overrides: list[str]) -> int:
+    def launch(args: Any, overrides: list[str], lines_after: object) -> int:
         launched.append(overrides)
         return 0
 
@@ -342,6 +345,69 @@ def test_replacing_a_data_set_is_an_option(
     for options in (["--replace"], []):
         main(["data", verb, str(tmp_path / "a.txt"), *options])
     assert ["data_preparation.replace=True" in words for words in launched] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "data_dir={data}"),
+        (["data_preparation.output_prefix={data}/a b"], "vocab_file={data}/bpe/vocab.json"),
+        (["data_preparation.splits={{train:0.9,validation:0.1}}"], "text_document_train],validation:["),
+        (["data_preparation.tokenizer_dir={data}/pieces"], "tokenizer.library=sentencepiece"),
+        (["data_preparation.tokenizer_dir={data}/fast"], "tokenizer.type={data}/fast"),
+        (["data_preparation.phase=fetch"], None),
+    ],
+)
+def test_a_preparation_ends_with_a_command_that_trains_on_its_data(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    expected: str | None,
+) -> None:
+    data, ids = tmp_path / "data", {"<|endoftext|>": 0, "a": 1}
+    for name in ("bpe", "pieces", "fast"):
+        (data / name).mkdir(parents=True)
+    (data / "bpe" / "vocab.json").write_text(json.dumps(ids))
+    (data / "pieces" / "t.model").touch()
+    config, job = tmp_path / "config.yaml", job_of(f"data_dir={data}", *(w.format(data=data) for w in words))
+    config.write_text(yaml.safe_dump(job.stage_config))
+    launched: Any = SimpleNamespace(paths=SimpleNamespace(config=config))
+    assert list(_lines_after_preparation(launched)) == []
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    lines = list(_lines_after_preparation(launched))
+    if expected is None:
+        assert lines == []
+        return
+    (line,) = lines
+    assert expected.format(data=data) in line
+    program, *typed = shlex.split(line)
+    assert program == "slipway"
+    assert main([*typed, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+def test_a_mistake_that_the_program_finds_has_the_exit_code_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text(json.dumps({"content": "a"}))
+    assert main(["data", "prepare", "a.jsonl"]) == 2
+    assert "no key 'text' among content" in capfd.readouterr().out
+
+
+def test_a_data_set_has_a_name_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").touch()
+    with monkeypatch.context() as context:
+        context.setattr(
+            "launcher.cli.data.launch_and_follow", lambda args, overrides, lines: print(overrides) or 0
+        )
+        assert main(["data", "prepare", "a.jsonl", "--name", "wiki"]) == 0
+    assert "'data_preparation.output_prefix=${data_dir}/wiki_text_document'" in capsys.readouterr().out
+    assert main(["data", "prepare", "a.jsonl", "--name", "../x"]) == 2
+    assert "--name ../x: expected letters, digits" in capsys.readouterr().err
 
 
 def test_the_model_of_a_filter_is_mounted_by_its_whole_path() -> None:

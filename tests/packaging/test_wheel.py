@@ -6,11 +6,13 @@ import filecmp
 import importlib.metadata
 import json
 import re
+import subprocess
 import sys
 import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,3 +159,57 @@ def test_a_launch_of_the_wheel_completes(installed: Installed, tmp_path: Path, s
     same, *different = filecmp.cmpfiles(code, site / "slipway", names, shallow=False)
     assert (len(same), different) == (len(names), [[], []])
     assert installed.files_of_the_checkout() == []
+
+
+# The libraries of all extras, which the environment of the tests has.
+BARE = """
+import subprocess
+import sys
+
+EXTRAS = {"torch", "megatron", "numpy", "psutil", "tensorboard", "tokenizers", "orjson", "zstandard"}
+EXTRAS |= {"pyarrow", "sentencepiece", "gigatoken", "safetensors", "transformers", "matplotlib", "plotext"}
+
+class Finder:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, *arguments):
+        return None if name.partition(".")[0] in EXTRAS else self.finder.find_spec(name, *arguments)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = [Finder(finder) for finder in sys.meta_path]
+"""
+COUNTS = {"documents": 1, "tokens": 9, "dropped": {}}
+TRAINING: dict[str, Any] = {
+    "model": {"data": {}},
+    "trainer": {"num_nodes": 1, "devices": 1},
+    "exp_manager": {},
+}
+LACKING = [
+    ("data lint a.jsonl", "lacks numpy"),
+    ("data show a", "lacks numpy"),
+    ("data prepare a.jsonl", "cannot import numpy"),
+    ("data plot a", "plots need matplotlib"),
+    ("generate . text", "lacks torch"),
+    ("convert .", "cannot import torch"),
+    ("evaluate . evaluation.training=a.yaml", "cannot import torch"),
+    ("launch training=gpt3/tiny cluster=local", "cannot import torch"),
+    ("gpu-check cluster=local", "lacks torch"),
+]
+
+
+def test_each_verb_says_what_to_install(installed: Installed, wheel: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BARE)
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "a.manifest.json").write_text(json.dumps({"counts": COUNTS, "lengths": {"8": 1}}))
+    (tmp_path / "a.yaml").write_text(json.dumps(TRAINING))
+    environment = {**installed.environment, "PYTHONPATH": str(tmp_path)}
+    for words, message in LACKING:
+        done = subprocess.run(
+            ["slipway", *words.split()], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        said = f"{done.stdout}{done.stderr}"
+        assert done.returncode == 2, f"{words}\n{said}"
+        assert message in said
+        assert "Traceback" not in said
+        assert "plots" in message or f"{wheel}[" in said, said

@@ -203,6 +203,47 @@ def test_mistakes_name_the_key(words: list[str], message: str) -> None:
     assert message in str(raised.value)
 
 
+T5 = [
+    f"++training.model.{stack}.{key}"
+    for stack in ("encoder", "decoder")
+    for key in (
+        "position_embedding_type=relative",
+        "normalization=rmsnorm",
+        "bias=False",
+        "normalize_attention_scores=False",
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "mistake"),
+    [
+        (["training=gpt3/126m"], None),
+        (["training=gpt3/126m", "++training.model.activation=swiglu"], "training.model.activation=swiglu"),
+        (["training=llama/llama3_1_8b"], None),
+        (["training=llama/llama3_1_8b", "+training.model.rotary_percentage=0.5"], "rotary_percentage=0.5"),
+        (["training=t5/220m"], "training.model.encoder.position_embedding_type=learned_absolute"),
+        (["training=t5/220m", "conversion.to=safetensors"], None),
+        (["training=t5/220m", *T5], "training.model.tokens_head_bias=True"),
+        (["training=t5/220m", *T5, "+training.model.tokens_head_bias=False"], None),
+    ],
+)
+def test_a_model_that_hugging_face_lacks_is_refused_before_its_training(
+    words: list[str], mistake: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["check", "--json", "stages=[training,conversion]", "engine=megatron", "cluster=bcm", *words])
+    reports = json.loads(capsys.readouterr().out)
+    found = [
+        finding["message"]
+        for report in reports
+        for finding in report["findings"]
+        if finding["id"] == "engine.megatron"
+    ]
+    assert len(found) == (mistake is not None), found
+    assert mistake is None or mistake in found[0]
+
+
 def test_a_run_describes_its_checkpoints(run_dir: Path, capsys: Capsys) -> None:
     words = ["cluster=local", "stages=[evaluation]", f"evaluation.source={run_dir}/checkpoints"]
     config = printed_config(capsys, *words)
@@ -292,7 +333,7 @@ def test_missing_libraries_name_the_extra(
     assert main(["convert", "gpt3_tiny"]) == 2
     error = capsys.readouterr().err
     assert "cannot import no_such_library" in error
-    assert "PATH[train,conversion]" in error
+    assert "[train,conversion]" in error
 
 
 def test_a_source_without_weights_is_refused_before_the_launch(

@@ -16,18 +16,21 @@ import pytest
 import yaml
 
 from slipway.common.errors import UserError
+from slipway.trainer.checkpoint.marker import Marker
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
 from slipway.trainer.conversion.convert import convert
 from slipway.trainer.conversion.spec import read_conversion
+from slipway.trainer.data import identity
 from slipway.trainer.data.heldout import heldout_windows
 from slipway.trainer.data.training_data import find_indices, open_heldout
 from slipway.trainer.errors import DivergedError
 from slipway.trainer.evaluation import __main__ as program
+from slipway.trainer.evaluation import other_data
 from slipway.trainer.evaluation.harness import Outcome
 from slipway.trainer.evaluation.results import Results
-from slipway.trainer.evaluation.spec import read_evaluation
+from slipway.trainer.evaluation.spec import read_evaluation, read_heldout_settings
 from slipway.trainer.world import World
 from tests.trainer.conftest import REPOSITORY, config_with, environment, free_port
 from tests.trainer.conversion.checkpoints import write_checkpoint
@@ -431,11 +434,69 @@ def test_other_data_replace_a_result_and_the_earlier_file_is_kept(evaluate: Eval
     prefix = evaluate.training["model"]["data"]["data_prefix"]
     assert evaluate({**node, "perplexity": {**alone, "data_prefix": prefix}}).codes == [0]
     assert evaluate.result(4, "replaced")["perplexity"]["tokens"] > 2 * first["perplexity"]["tokens"]
-    # The last documents, which are those held out above.
-    assert evaluate({**node, "perplexity": {**alone, "split": "test"}}, splits="70,10,20").codes == [0]
+    # The last documents, which are those held out above, are in no split of the training's.
+    test_split = {**alone, "split": "test"}
+    refused = evaluate({**node, "perplexity": test_split}, splits="70,10,20")
+    assert refused.codes == [2]
+    assert "model.data.splits_string: [80.0, 20.0, 0.0] → [70.0, 10.0, 20.0]: expected" in refused.stderr
+    test_split["other_data"] = True
+    assert evaluate({**node, "perplexity": test_split}, splits="70,10,20").codes == [0]
     test = evaluate.result(4, "replaced")
     assert test["provenance"]["perplexity"]["conditions"]["split"] == "test"
     assert test["perplexity"]["loss"] == pytest.approx(first["perplexity"]["loss"], rel=NEAR)
+
+
+@pytest.mark.parametrize(
+    ("changes", "node", "expected"),
+    [
+        ({}, {}, None),
+        ({"model.seed": 2}, {}, "model.seed: 1234 → 2"),
+        ({"model.encoder_seq_length": 16}, {}, "model.encoder_seq_length: 32 → 16"),
+        ({"model.data.eod_mask_loss": True}, {}, "model.data.eod_mask_loss: False → True"),
+        ({"model.data.data_prefix": ["OTHER"]}, {}, "other.bin: the training had no such data"),
+        ({"model.data.data_prefix": ["OTHER"]}, {"data_prefix": ["OTHER"]}, None),
+        ({"model.data.data_prefix": ["COPY"]}, {}, None),
+        ({"model.tokenizer.vocab_file": "OTHER.json"}, {}, "vocab_file): same size"),
+        ({"model.tokenizer.vocab_file": "OTHER.json"}, {"data_prefix": ["OTHER"]}, "vocab_file): same size"),
+        ({"BIN": "exchanged"}, {}, "data.bin (model.data.data_prefix): 1 → 9 bytes"),
+        ({"BIN": "exchanged"}, {"data_prefix": ["OTHER"]}, None),
+    ],
+)
+def test_data_that_are_not_the_trainings_are_found(
+    tmp_path: Path, changes: dict[str, Any], node: dict[str, Any], expected: str | None
+) -> None:
+    for name, content in {"data": "x", "copy": "x", "other": "y"}.items():
+        for suffix in ("bin", "idx", "json"):
+            (tmp_path / f"{name}.{suffix}").write_text(content)
+
+    def located(value: Any) -> Any:
+        if isinstance(value, list):
+            return [located(item) for item in value]
+        is_name = isinstance(value, str) and value.partition(".")[0] in ("OTHER", "COPY")
+        return str(tmp_path / value.lower()) if is_name else value
+
+    keys = {
+        **FAMILIES["llama"],
+        "exp_manager.explicit_log_dir": "/x",
+        "model.data.data_prefix": [str(tmp_path / "data")],
+        "model.tokenizer.vocab_file": str(tmp_path / "data.json"),
+        "model.override_vocab_size": 304,
+    }
+    before = flatten(config_with(keys))
+    settings = read_settings(before)
+    blend = settings.data.heldout
+    assert blend is not None
+    files = identity.to_json(identity.of_data(settings.data, blend.prefixes))
+    marker = Marker(2, 8, 1, 1, 1, {}, data=files, configuration=before)
+    content = changes.pop("BIN", None)
+    if content is not None:
+        (tmp_path / "data.bin").write_text(content)
+    requested = {key: located(value) for key, value in node.items()}
+    perplexity = read_evaluation({"source": "/s", "results": "/r", "perplexity": requested}).perplexity
+    now = flatten(config_with({**keys, **{key: located(value) for key, value in changes.items()}}))
+    found = list(other_data.differences(marker, read_heldout_settings(now, perplexity), perplexity))
+    assert bool(found) == (expected is not None), found
+    assert expected is None or expected in found[0]
 
 
 def test_split_named_test_is_read_where_each_split_has_its_data() -> None:

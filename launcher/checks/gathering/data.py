@@ -74,7 +74,8 @@ def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | 
     if wrong:
         reasons = {reason: [name for name in wrong if wrong[name] == reason] for reason in wrong.values()}
         why = "; ".join(f"its {' and '.join(names)}: {reason}" for reason, names in reasons.items())
-        fix = f"{nearest_files(files['.idx'], '.idx')}\n{_MAKE}"
+        remedies = (nearest_files(files[".idx"], ".idx"), _elsewhere(resolver, value), _MAKE)
+        fix = "\n".join(filter(None, remedies))
         if prefix.suffix in _SUFFIXES:
             fix = "without the suffix: a prefix names both files"
         return resolver.missing(key, value, why, fix, certain=certain)
@@ -120,6 +121,15 @@ def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
                     fix += "\ntraining.trainer.limit_val_batches=0 trains without validation"
                 return f"{why}, and a window needs {length + 1:,}", fix
     return None
+
+
+def _elsewhere(resolver: PathResolver, value: str) -> str | None:
+    """Return how to name another directory for a missing file of `data_dir`, such as the user's own."""
+    data_dir, here = Path(resolver.draft.composition.config.data_dir), Path("data").absolute()
+    if not Path(value).is_relative_to(data_dir):
+        return None
+    another = here if here.is_dir() and here != data_dir else "..."
+    return f"it is looked for in data_dir={data_dir}; to look elsewhere: data_dir={another}"
 
 
 def why_no_data_set(idx: Path, bin_size: int) -> str | None:
@@ -337,7 +347,8 @@ def _missing_file(resolver: PathResolver, key: str, value: str) -> list[MissingP
         if why is None:
             return None
         ways_out = {"vocab.json": WAYS_TO_A_VOCABULARY, "merges.txt": _MERGES, "tokenizer.model": _PIECES}
-        return why, "\n".join(filter(None, (nearest_files(path, path.suffix), ways_out.get(path.name))))
+        near, elsewhere = nearest_files(path, path.suffix), _elsewhere(resolver, value)
+        return why, "\n".join(filter(None, (near, elsewhere, ways_out.get(path.name))))
 
     return resolver.look(key, value, resolver.input(key, value, f"training.{key}="), fault)
 

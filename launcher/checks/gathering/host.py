@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -174,10 +173,10 @@ _VERDICT_SECONDS_EACH = 0.1
 def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
     """Return the trainer's message on each plan, asked in one process.
 
-    A message is empty if the trainer is content or does not train the plan, None if it cannot be asked.
+    A message is empty if the trainer is content or the plan is none of its, None if it cannot be asked.
     """
-    trained = [plan.job.engine == "megatron" and plan.job.config is not None for plan in plans]
-    questions = [_trainer_question(plan) for plan in compress(plans, trained)]
+    asked = [_trainer_question(plan) if plan.job.engine == "megatron" else None for plan in plans]
+    questions = [question for question in asked if question is not None]
     seconds = _VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(questions)
     answers: list[str | None] = []
     try:
@@ -188,7 +187,7 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         answers = []
     message = iter(answers if len(answers) == len(questions) else [None] * len(questions))
-    return [next(message) if is_trained else "" for is_trained in trained]
+    return ["" if question is None else next(message) for question in asked]
 
 
 def ask_module(module: str, question: str, seconds: float) -> str:
@@ -204,8 +203,15 @@ def ask_module(module: str, question: str, seconds: float) -> str:
     ).stdout
 
 
-def _trainer_question(plan: Plan) -> str:
-    resources = plan.job.resources
+def _trainer_question(plan: Plan) -> str | None:
+    """Return the question on a training, or on a model that is to be converted; None for another plan."""
+    resources, conversion = plan.job.resources, (plan.job.stage_config or {}).get("conversion")
+    if conversion is not None:
+        model = conversion["model"] if conversion["to"] == "huggingface" else None
+        question = {"model": model, "type": conversion["model_type"]}
+        return json.dumps(question) if isinstance(model, Mapping) else None
+    if plan.job.config is None:
+        return None
     # Only the ends of a range: a check of our own examines the numbers in between.
     nodes = sorted({resources.nodes, resources.max_nodes or resources.nodes})
     worlds = [each * resources.tasks_per_node for each in nodes]

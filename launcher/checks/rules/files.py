@@ -19,6 +19,7 @@ from launcher.estimates.training import model_size
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Job, Plan
 from launcher.releases import Contents, for_pyxis, newest_with_core, newest_with_pretraining, version
+from slipway.common.extras import install_command
 
 _DIRECTORY = "exp_manager.checkpoint_callback_params.dirpath"
 _ELSEWHERE = "base_results_dir=... where there is more space"
@@ -346,8 +347,7 @@ def _interpreter_problems(plan: Plan, python: facts.Interpreter) -> Iterator[Fin
     elif python.missing:
         who = "the launcher's own interpreter" if python.is_own else "this interpreter"
         fix = (
-            f"install what {work} needs there: {python.path} -m pip install 'PATH[{extra}]', where PATH is"
-            " Slipway's checkout or wheel\n"
+            f"install what {work} needs there: {install_command(extra, python.path)}\n"
             "or name another interpreter, cluster.python=..., or an image, container=..."
         )
         text, tell = f"{who} cannot import {', '.join(python.missing)}", error

@@ -156,7 +156,11 @@ def flag_problems(values: Values) -> Iterator[Finding]:
             yield error(key, value, "expected True or False")
 
 
-@check(TRAINER, "our trainer takes the configuration, where engine=megatron", "trainer_verdict")
+@check(
+    TRAINER,
+    "our trainer takes the configuration, and Hugging Face has the model to convert, where engine=megatron",
+    "trainer_verdict",
+)
 def trainer_problems(trainer_verdict: str) -> Iterator[Finding]:
     """Repeat what our trainer says of the configuration that it would refuse."""
     if trainer_verdict:

@@ -7,29 +7,22 @@ result. Our logits in 32 bits may be `check_report.FACTOR` times as far from tho
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slipway.common.errors import UserError
-from slipway.trainer import cpu_shim, requirements
+from slipway.trainer import requirements
 from slipway.trainer.checkpoint.description import Description
-from slipway.trainer.config.architecture import Architecture
-from slipway.trainer.config.layout import make_layout
-from slipway.trainer.config.settings import Settings, read_settings
 from slipway.trainer.conversion.check_report import REPORT, TABLE, Gradient, Report, write_report
 from slipway.trainer.conversion.weight_map import rows_of
-from slipway.trainer.world import World
+from slipway.trainer.model.single_process import load_model, settings_of, single_process
 
 _LIBRARIES = ("torch", "megatron.core", "transformers", "safetensors")
-_ALONE = World(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=0)
 # Rounding to a type, relative to the number: half of the distance between two, at most.
 _ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 # The smallest number above 0 of float16.
@@ -118,11 +111,11 @@ def compare(
     checkpoint: Path, model_dir: Path, description: Description, text: Path | None, sequences: int
 ) -> Report:
     """Return the comparison of a converted model with ours; both are in memory at a time."""
-    settings = _settings(description)
-    with _alone(settings) as rank_context:
+    settings = settings_of(description)
+    with single_process(settings) as rank_context:
         tokens, origin = _tokens(model_dir, description, text, sequences)
         tokens = tokens.to(rank_context.device)
-        ours = _our_model(checkpoint, settings, description, rank_context)
+        ours = load_model(checkpoint, settings, description, rank_context).requires_grad_(True)
         theirs, dtype = _their_model(model_dir, description)
         theirs = theirs.to(rank_context.device)
         losses = {"stored": _computed(theirs, _their_logits, description, tokens)[1]}
@@ -147,56 +140,6 @@ def compare(
         allowed_rounding=max(_ROUNDING.get(name, 0.0) for name in types),
         gradients=gradients,
     )
-
-
-@contextlib.contextmanager
-def _alone(settings: Settings) -> Iterator[Any]:
-    """Enter a process group of this process, whose model has no other parts."""
-    cpu_shim.install()
-    import torch.distributed as dist
-    from megatron.core import parallel_state
-
-    from slipway.trainer.device import choose_device
-    from slipway.trainer.distributed import make_rank_context
-
-    device = choose_device(_ALONE, "auto")
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield make_rank_context(_ALONE, make_layout(settings, 1), device)
-    finally:
-        parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
-
-
-def _settings(description: Description) -> Settings:
-    """Return settings of a model in 32 bits; what only a training needs is of no account."""
-    keys = {
-        "trainer.max_steps": 1,
-        "exp_manager.explicit_log_dir": os.devnull,
-        "model.data.data_impl": "mock",
-        "model.optim.lr": 0.0,
-        **{f"model.{name}": 1 for name in ("micro_batch_size", "global_batch_size", "num_layers")},
-        **{f"model.{name}": 8 for name in ("hidden_size", "num_attention_heads", "encoder_seq_length")},
-    }
-
-    def plain(shape: Architecture) -> Architecture:
-        return replace(shape, attention_backend="auto", recompute=None)
-
-    encoder = None if description.encoder is None else plain(description.encoder)
-    return replace(read_settings(keys), architecture=plain(description.decoder), encoder=encoder)
-
-
-def _our_model(checkpoint: Path, settings: Settings, description: Description, rank_context: Any) -> Any:
-    from slipway.trainer.checkpoint.state import load_weights
-    from slipway.trainer.model.build import build_model
-
-    model = build_model(settings, rank_context, description.padded_vocabulary, is_trained=False)
-    load_weights(checkpoint, model)
-    model.eval()
-    module = model.chunks[0].module
-    module.requires_grad_(True)
-    return module
 
 
 def _their_model(model_dir: Path, description: Description) -> tuple[Any, str]:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from slipway.common.errors import UserError
 from slipway.common.files import write_atomic
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.conversion.tokenizer_files import check_tokenizer, write_tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 
@@ -38,6 +39,10 @@ _CLASSES: Mapping[Family, str] = {
     "stablelm": "StableLmForCausalLM",
     "t5": "T5ForConditionalGeneration",
 }
+NO_HEAD_BIAS = (
+    "Hugging Face's T5 has no such bias, and without it the model would be another one; "
+    "model.tokens_head_bias=False trains a model without it"
+)
 # Llama 3.1's, which are fixed in megatron-core (rotary_pos_embedding.py).
 LLAMA3 = {
     "low_freq_factor": 1.0,
@@ -87,7 +92,8 @@ def model_card(
     description: Description, dtype: str, tokenizer: list[str], provenance: Mapping[str, Any]
 ) -> str:
     """Return the model card: what the model is, how it is loaded, and where it comes from."""
-    family, shape = family_of(description), description.decoder
+    shape = description.decoder
+    family = family_of(shape, description.encoder)
     is_t5, run = description.encoder is not None, provenance.get("run") or "a model"
     kind = "AutoModelForSeq2SeqLM" if is_t5 else "AutoModelForCausalLM"
     tags = ["---", "library_name: transformers", f"pipeline_tag: {_PIPELINES[is_t5]}", "---", ""]
@@ -152,15 +158,14 @@ def _cell(value: Any) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def family_of(description: Description) -> Family:
-    """Return the family of Hugging Face's models that computes what a model does.
+def family_of(shape: Architecture, encoder: Architecture | None) -> Family:
+    """Return the family of Hugging Face's models that computes what a decoder and an encoder do.
 
     Raises
     ------
     UserError
         Naming the key that no such family has, and what would have been valid.
     """
-    shape, encoder = description.decoder, description.encoder
     if encoder is not None:
         _check_t5(encoder, shape)
         return "t5"
@@ -173,6 +178,13 @@ def family_of(description: Description) -> Family:
         return "llama"
     _check_stablelm(shape)
     return "stablelm"
+
+
+def check_trained(shape: Architecture, encoder: Architecture | None) -> None:
+    """Raise UserError if the model that a training with these stacks will have cannot be converted."""
+    family_of(shape, encoder)
+    if shape.head_bias:
+        raise UserError(f"model.tokens_head_bias=True: {NO_HEAD_BIAS}")
 
 
 def _check_gpt2(shape: Architecture) -> None:
@@ -246,7 +258,8 @@ def config_of(description: Description, dtype: str) -> dict[str, Any]:
     UserError
         Naming the key that no family of Hugging Face's has.
     """
-    family, shape, words = family_of(description), description.decoder, description.vocabulary
+    shape, words = description.decoder, description.vocabulary
+    family = family_of(shape, description.encoder)
     options = {"gpt2": _gpt2_options, "llama": _llama_options, "stablelm": _stablelm_options}
     own = _t5_options(description) if family == "t5" else options[family](shape)
     return {

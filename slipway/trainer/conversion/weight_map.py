@@ -19,7 +19,7 @@ import torch
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.config.architecture import Architecture
-from slipway.trainer.conversion.huggingface import family_of
+from slipway.trainer.conversion.huggingface import NO_HEAD_BIAS, family_of
 
 Join = Callable[..., Any]
 Split = Callable[[Any], tuple[Any, ...]]
@@ -108,7 +108,7 @@ class Row:
         if self.is_padded:
             ours = ours[: self.shape[0]]
         if not self.theirs:
-            _check_zero(str(self.ours), (ours,), _NO_HEAD_BIAS)
+            _check_zero(str(self.ours), (ours,), NO_HEAD_BIAS)
             return ()
         if self.fold is not None:
             ours = self.fold(ours)
@@ -124,12 +124,6 @@ class Row:
         return tuple(tuple(part.shape) for part in self.split(torch.empty(self.shape, device="meta")))
 
 
-_NO_HEAD_BIAS = (
-    "Hugging Face's T5 has no such bias, and without it the model would be another one; "
-    "model.tokens_head_bias=False trains a model without it"
-)
-
-
 def rows_of(description: Description) -> Iterator[Row]:
     """Yield the rows of a model, in the order in which Hugging Face's weights are written.
 
@@ -138,7 +132,8 @@ def rows_of(description: Description) -> Iterator[Row]:
     UserError
         Naming the key that Hugging Face's models have no counterpart of.
     """
-    family, shape, encoder = family_of(description), description.decoder, description.encoder
+    shape, encoder = description.decoder, description.encoder
+    family = family_of(shape, encoder)
     size = description.vocabulary.size
     words = _words(size, shape, "embedding.word_embeddings.weight", EMBEDDINGS[family])
     yield words

@@ -21,10 +21,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from slipway.arithmetic.indexed import manifest_path
 from slipway.common.files import open_regular, read_bytes
+
+if TYPE_CHECKING:
+    from slipway.trainer.config.data import Data
 
 DATA, TOKENIZER = "data", "tokenizer"
 DATA_KEY = "model.data.data_prefix"
@@ -150,6 +153,15 @@ def input_files(prefixes: Iterable[Path], tokenizer: Mapping[str, Path | None]) 
     files = [InputFile(DATA, DATA_KEY, name, name) for name in names]
     named = ((key, str(path)) for key, path in tokenizer.items() if path is not None)
     return [*files, *(InputFile(TOKENIZER, key, name, name) for key, name in named)]
+
+
+def of_data(data: Data, prefixes: Iterable[Path]) -> Identity:
+    """Return the identity of data sets, and of the tokenizer that a configuration of data names."""
+    tokenizer = data.tokenizer
+    files = {"model": tokenizer.model, "vocab_file": tokenizer.vocab_file, "merge_file": tokenizer.merge_file}
+    if tokenizer.library == "huggingface" and Path(tokenizer.name).is_absolute():
+        files = {"type": Path(tokenizer.name)}
+    return identify(input_files(prefixes, {f"model.tokenizer.{name}": path for name, path in files.items()}))
 
 
 def identify(inputs: Sequence[InputFile]) -> Identity:

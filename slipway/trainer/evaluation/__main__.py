@@ -175,12 +175,13 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
         if not checkpoints:
             logs.LOGGER.info("nothing to do: each checkpoint in %s has a result", run.evaluation.source)
             return []
-        heldout = HeldOutEvaluation(settings, rank_context, perplexity.split)
+        heldout = HeldOutEvaluation(settings, rank_context, perplexity)
         # Rank 0 alone reads the files.
         conditions = broadcast_from_rank0(lambda: _conditions(settings, perplexity, heldout.windows))
         have_loss = []
 
         def is_known(checkpoint: Checkpoint) -> bool:
+            heldout.check_data(checkpoint)
             values = broadcast_from_rank0(partial(run.results.perplexity, checkpoint, conditions))
             if values is not None:
                 logs.LOGGER.info("%s | there already", _line(checkpoint, values))
@@ -227,12 +228,13 @@ def _measure_all(
     skips_damaged
         Whether a checkpoint that cannot be measured is logged and left out.
     is_known
-        A function, the same on all ranks, that says if a checkpoint was measured before.
+        A function, the same on all ranks, that says if a checkpoint was measured before, or raises UserError
+        if it cannot be.
     """
     for checkpoint in checkpoints:
-        if is_known(checkpoint):
-            continue
         try:
+            if is_known(checkpoint):
+                continue
             measured = evaluation.measure(checkpoint)
         except (UserError, errors.DivergedError) as error:
             if not skips_damaged:

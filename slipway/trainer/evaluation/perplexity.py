@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from slipway.trainer.config.settings import Settings
 from slipway.trainer.data.vocabulary import Vocabulary
 from slipway.trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
 from slipway.trainer.errors import DivergedError
+from slipway.trainer.evaluation.other_data import differences
+from slipway.trainer.evaluation.spec import Perplexity
+from slipway.trainer.logs import LOGGER
 from slipway.trainer.loop.batch_building import make_batch_builder, vocabulary_of
 from slipway.trainer.loop.validation import (
     HeldOut,
@@ -27,6 +31,8 @@ from slipway.trainer.loop.validation import (
 )
 from slipway.trainer.model.build import build_model
 from slipway.trainer.model.model import Model
+
+_REPORT_SECONDS = 10.0
 
 
 @dataclass
@@ -57,16 +63,17 @@ class HeldOutEvaluation:
         Those of :func:`slipway.trainer.evaluation.spec.read_heldout_settings`.
     rank_context
         This process.
-    split
-        The split of the data.
+    perplexity
+        What was asked for.
     """
 
-    def __init__(self, settings: Settings, rank_context: RankContext, split: str) -> None:
-        self._settings, self._rank_context = settings, rank_context
+    def __init__(self, settings: Settings, rank_context: RankContext, perplexity: Perplexity) -> None:
+        self._settings, self._rank_context, self._perplexity = settings, rank_context, perplexity
         self._vocabulary = on_all_ranks(lambda: vocabulary_of(settings))
-        self._heldout = self._open(split)
+        self._heldout = self._open(perplexity.split)
         self._model: Model | None = None
         self._padded = 0
+        self._reported = 0.0
 
     @property
     def windows(self) -> int:
@@ -83,15 +90,29 @@ class HeldOutEvaluation:
         DivergedError
             If the loss is not finite.
         """
-        began = time.perf_counter()
+        began = self._reported = time.perf_counter()
         self._check(checkpoint)
         model = self._model_for(checkpoint)
         state.load_weights(checkpoint.path, model)
-        result = evaluate(self._settings, self._rank_context, model, self._heldout)
+        step, numbers = checkpoint.marker.step, itertools.count()
+        result = evaluate(
+            self._settings,
+            self._rank_context,
+            model,
+            self._heldout,
+            lambda: self._report(step, next(numbers)),
+        )
         assert result is not None
         if not math.isfinite(result.mean):
             raise DivergedError(f"the held-out loss of {checkpoint.path} is {result.mean}")
         return Measured(checkpoint, result.mean, result.tokens, time.perf_counter() - began)
+
+    def _report(self, step: int, batch: int) -> bool:
+        """Log the number of a batch now and then; return False, as nothing stops an evaluation."""
+        if time.perf_counter() - self._reported >= _REPORT_SECONDS:
+            self._reported = time.perf_counter()
+            LOGGER.info("step %d | %d of %d batches", step, batch, len(self._heldout.batches))
+        return False
 
     def _open(self, split: str) -> HeldOut:
         settings, vocabulary = self._settings, self._vocabulary
@@ -106,6 +127,21 @@ class HeldOutEvaluation:
         damage = reader.verify(checkpoint, self._rank_context)
         if damage is not None:
             raise UserError(f"the checkpoint {checkpoint.path} is damaged ({damage})")
+
+    def check_data(self, checkpoint: Checkpoint) -> None:
+        """Raise UserError if the data are not those of a checkpoint's training; every rank calls this."""
+        found = broadcast_from_rank0(
+            lambda: list(differences(checkpoint.marker, self._settings, self._perplexity))
+        )
+        changes = "; ".join(found)
+        if changes and not self._perplexity.other_data:
+            raise UserError(
+                f"the checkpoint {checkpoint.path} was trained on other data: {changes}: expected the "
+                "training's, or data to measure in evaluation.perplexity.data_prefix; "
+                "evaluation.perplexity.other_data=True measures on these"
+            )
+        if changes:
+            LOGGER.warning("the data are not the training's of %s: %s", checkpoint.path, changes)
 
     def _model_for(self, checkpoint: Checkpoint) -> Model:
         """Return a model of the checkpoint's shapes; its padding is part of them, and of the loss."""

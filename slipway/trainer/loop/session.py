@@ -135,15 +135,8 @@ def _split_rule(settings: Settings) -> str:
 
 
 def _data_identity(settings: Settings) -> identity.Identity:
-    data, tokenizer = settings.data, settings.data.tokenizer
-    prefixes = [
-        prefix for blend in (data.training, data.heldout) if blend is not None for prefix in blend.prefixes
-    ]
-    files = {"model": tokenizer.model, "vocab_file": tokenizer.vocab_file, "merge_file": tokenizer.merge_file}
-    if tokenizer.library == "huggingface" and Path(tokenizer.name).is_absolute():
-        files = {"type": Path(tokenizer.name)}
-    named = {f"model.tokenizer.{name}": path for name, path in files.items()}
-    return identity.identify(identity.input_files(prefixes, named))
+    blends = filter(None, (settings.data.training, settings.data.heldout))
+    return identity.of_data(settings.data, [prefix for blend in blends for prefix in blend.prefixes])
 
 
 def _open_sources(

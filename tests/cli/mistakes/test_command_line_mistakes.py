@@ -13,7 +13,7 @@ from tests.cli.mistakes.places import LOCAL, MOCK, Places, Rows, assert_mistake,
 
 LAUNCHING: Rows = [
     (["container=null", "engine=nemo"], ["there is no Slurm here", "slipway sandbox up", "cluster=local"]),
-    ([*LOCAL, MOCK, "cluster.python=@bare"], ["cannot import torch, megatron", "pip install 'PATH[train]'"]),
+    ([*LOCAL, MOCK, "cluster.python=@bare"], ["cannot import torch, megatron", "[train]"]),
     (
         ["cluster=sandbox", "training=gpt3/tiny", "cluster.python=@bare"],
         ["cluster.python='@bare'", "container=..."],

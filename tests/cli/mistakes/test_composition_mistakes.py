@@ -98,6 +98,8 @@ COMPOSING: Rows = [
         ["image.flavor=dev"],
         ["image.flavor=dev: there is no such key", "`slipway image build NAME image.flavor=dev`"],
     ),
+    (["training.model.data.data_prefix.train=[a]"], ["train=[a]: there is no such key", "holds no keys"]),
+    (["+training.model.data.data_prefix.train=a"], ["train=a: there is no such key", "holds no keys"]),
     (["~training.model.optin"], ["~training.model.optin: there is no such key", "'training.model.optim'"]),
     # mappings that a site fills
     (
