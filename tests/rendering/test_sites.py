@@ -223,7 +223,7 @@ def _plan(tmp_path: Path, name: str) -> Plan:
     file.parent.mkdir(parents=True)
     lines = "\n".join(line.removeprefix(" " * 8) for line in site.cluster.splitlines())
     file.write_text(f"defaults: [_base, _self_]\n{lines}\n")
-    config = compose(["cluster=site", *_PLACES, *site.typed], tmp_path / "conf").config
+    config = compose(["cluster=site", *_PLACES, *site.typed], (tmp_path / "conf",)).config
     return plan_launch(config, number=1, tag="x")
 
 
