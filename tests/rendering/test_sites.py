@@ -354,7 +354,7 @@ REPORTS: dict[str, tuple[list[str], list[str]]] = {
     "the home, by its variable": (["container=$HOME/a.sqsh"], [f"--container-image={Path.home()}/a.sqsh"]),
     "the home, by ~": (
         ["env_files.A_TOKEN=~/token"],
-        [f"A_TOKEN=$(head -n 1 {Path.home()}/token) ||"],
+        [f"A_TOKEN=$(head -n 1 {Path.home()}/token | tr -d '\\r') ||"],
     ),
 }
 
