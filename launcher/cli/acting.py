@@ -190,16 +190,16 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "cancel", run_cancel, "cancel the jobs of runs", _CANCEL)
+    parser = add_verb(verbs, "cancel", run_cancel, text=_CANCEL)
     add_targets(parser)
     text = "let running jobs save and exit, as before a time limit; pending ones are cancelled"
     add_option(parser, "--save", text)
     add_option(parser, "--wait", "wait until the scheduler confirms the end")
     add_option(parser, "-i --interactive", "ask before each job")
     run_hold, run_release = partial(_act, Action.HOLD), partial(_act, Action.RELEASE)
-    add_targets(add_verb(verbs, "hold", run_hold, "keep pending jobs from starting", _HOLD))
-    add_targets(add_verb(verbs, "release", run_release, "let held jobs start", _RELEASE))
-    parser = add_verb(verbs, "attach", run_attach, "open a shell beside a running job", _ATTACH)
+    add_targets(add_verb(verbs, "hold", run_hold, text=_HOLD))
+    add_targets(add_verb(verbs, "release", run_release, text=_RELEASE))
+    parser = add_verb(verbs, "attach", run_attach, text=_ATTACH)
     parser.usage = "slipway attach [OPTION ...] RUN [-- COMMAND [ARGUMENT ...]]"
     add_run(parser)
     add_option(parser, "--rank N", "the node of global rank N (default: 0)")

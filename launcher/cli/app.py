@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from launcher import __version__
+from launcher.cli.verbs import MODULES, OTHER_WORDS, VERBS
 from launcher.errors import (
     MISTAKE,
     UNDER_WAY,
@@ -31,20 +32,6 @@ from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
 from launcher.ui.terminal import ChangedStream, escaped_streams, print_message
 
 _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
-
-# The verbs, in the order of the help, and the modules of those that are not called as their verb is.
-_VERBS = (
-    *("launch", "sweep", "check", "suggest", "doctor", "gpu-check", "render", "diff", "show", "list"),
-    *("status", "follow", "logs", "plot", "history", "cancel", "hold", "release", "attach", "verify"),
-    *("convert", "evaluate", "data", "image", "sandbox", "init", "completion"),
-)
-_MODULES = {
-    "diff": "render",
-    "follow": "logs",
-    "plot": "history",
-    **dict.fromkeys(("cancel", "hold", "release", "attach"), "acting"),
-    **dict.fromkeys(("convert", "evaluate"), "checkpoints"),
-}
 
 # The verbs that take a command of the user's after `--`, which argparse must not parse.
 _WITH_COMMAND = ("attach",)
@@ -261,11 +248,18 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if words[0] == "help":
         words = [*words[1:2], "--help"]
     verb = words[0]
-    if not verb.startswith("-") and verb not in _VERBS:
+    if verb.startswith("-") and verb not in ("-h", "--help", "--version"):
+        name = escape(redacted(verb)).partition("=")[0]
+        raise UserError(f"{name}: options stand after the verb", hint=f"slipway VERB … {name} …")
+    if not verb.startswith("-") and verb not in VERBS:
         message = f"{escape(redacted(verb))}: there is no such verb"
+        meant = OTHER_WORDS.get(verb.lower())
         if "=" in verb:
             raise UserError(message, hint=f"to launch: slipway launch {shlex.join(map(redacted, words))}")
-        raise UserError(message, hint=did_you_mean(verb, _VERBS))
+        if meant is not None:
+            rest = [escape(shlex.quote(redacted(word))) for word in words[1:]]
+            raise UserError(message, hint=f"did you mean: slipway {' '.join([meant, *rest])}")
+        raise UserError(message, hint=did_you_mean(verb, VERBS))
     parser = VerbParser(
         prog="slipway",
         description="Launch and monitor large-language-model pretraining on Slurm.",
@@ -273,7 +267,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"slipway {__version__}")
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    add_verbs(subparsers, [verb] if verb in _VERBS else [] if verb == "--version" else _VERBS)
+    if verb in VERBS:
+        add_verbs(subparsers, [verb])
+    else:  # the help of all verbs needs none of their modules
+        for name, summary in VERBS.items():
+            subparsers.add_parser(name, help=summary)
     end = words.index("--") if verb in _WITH_COMMAND and "--" in words else len(words)
     args, rest = parser.parse_known_args(words[:end])
     if verb in _WITH_COMMAND:
@@ -286,10 +284,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def add_verbs(parsers: argparse._SubParsersAction[Any], verbs: Sequence[str] = _VERBS) -> None:
+def add_verbs(parsers: argparse._SubParsersAction[Any], verbs: Iterable[str] = VERBS) -> None:
     """Add the parsers of verbs; only their modules are imported, so that every verb starts quickly."""
-    names = [_MODULES.get(verb, verb.replace("-", "_")) for verb in verbs]
-    for name in dict.fromkeys(names):  # one may have several verbs
+    for name in dict.fromkeys(MODULES.get(verb, verb) for verb in verbs):  # one may have several verbs
         importlib.import_module(f"launcher.cli.{name}").add_parser(parsers)
 
 

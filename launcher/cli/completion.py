@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ _KINDS = {
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "completion", run, "print the completion script for bash or zsh", _HELP)
+    parser = add_verb(verbs, "completion", run, text=_HELP)
     parser.add_argument("shell", choices=["bash", "zsh", _QUERY], metavar="bash|zsh")
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -147,7 +148,7 @@ def candidates(word: str, others: Sequence[str], roots: Sequence[Path]) -> list[
 
 def _keys(start: str, others: Sequence[str], roots: Sequence[Path], ending: str) -> list[str]:
     *parents, begun = start.split(".")
-    node: Any = _composed(others, roots)
+    node: Any = composed(others, roots)
     for parent in parents:
         node = node.get(parent) if isinstance(node, dict) else None
     if not isinstance(node, dict):
@@ -161,10 +162,10 @@ def _keys(start: str, others: Sequence[str], roots: Sequence[Path], ending: str)
     return sorted(words)
 
 
-def _composed(others: Sequence[str], roots: Sequence[Path]) -> Tree:
+def composed(others: Sequence[str], roots: Sequence[Path]) -> Tree:
     """Return the tree that the words so far select; its values are not resolved."""
     chosen = {item.key: item.value for item in map(parse_override, others) if item.is_choice}
-    root = _read("config", roots)
+    root = _merge({}, _read("config", roots))
     for default in root.pop("defaults", []):
         for group, choice in default.items() if isinstance(default, dict) else ():
             _merge(root, {group: _file(f"{group}/{chosen.get(group) or choice}", roots, _DEPTH)})
@@ -173,8 +174,8 @@ def _composed(others: Sequence[str], roots: Sequence[Path]) -> Tree:
 
 def _file(name: str, roots: Sequence[Path], depth: int) -> Tree:
     """Merge a file of a group into those that it builds on."""
-    content = _read(name, roots)
     merged: Tree = {}
+    content = _merge({}, _read(name, roots))
     for default in content.pop("defaults", []):
         if isinstance(default, str) and default != "_self_" and depth:
             path, _, package = default.partition("@")
@@ -183,16 +184,18 @@ def _file(name: str, roots: Sequence[Path], depth: int) -> Tree:
             for part in reversed([] if package in ("", "_here_") else package.split(".")):
                 below = {part: below}
             _merge(merged, below)
-    _merge(merged, content)
-    return merged
+    return _merge(merged, content)
 
 
 def _read(name: str, roots: Sequence[Path]) -> Tree:
+    path = next((file for root in roots if (file := root / f"{name}.yaml").is_file()), None)
+    return {} if path is None else _parsed(path)
+
+
+@functools.cache
+def _parsed(path: Path) -> Tree:
     import yaml
 
-    path = next((file for root in roots if (file := root / f"{name}.yaml").is_file()), None)
-    if path is None:
-        return {}
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError):
@@ -200,12 +203,15 @@ def _read(name: str, roots: Sequence[Path]) -> Tree:
     return content if isinstance(content, dict) else {}
 
 
-def _merge(target: Tree, source: Tree) -> None:
+def _merge(target: Tree, source: Tree) -> Tree:
+    """Merge copies of the nodes of `source` into `target`; return it."""
     for name, value in source.items():
-        if isinstance(value, dict) and isinstance(target.get(name), dict):
-            _merge(target[name], value)
+        if isinstance(value, dict):
+            node = target.get(name)
+            target[name] = _merge(node if isinstance(node, dict) else {}, value)
         else:
             target[name] = value
+    return target
 
 
 def runs(base: Path) -> Iterator[str]:

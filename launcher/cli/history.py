@@ -69,14 +69,13 @@ _DROPPED_FIRST = ("STARTED", "NODES", "BY", "RAN", "COMMIT", "LAUNCHED")
 
 
 def add_parser(verbs: Verbs) -> None:
-    plot = add_verb(verbs, "plot", run_plot, "summarize a run and plot its losses", _PLOT)
+    plot = add_verb(verbs, "plot", run_plot, text=_PLOT)
     plot.add_argument("run_name", metavar="RUN", help=RUN_HELP)
     add_base_results_dir(plot)
     add_option(plot, "-o --output FILE", "PNG file (default: RUN/loss.png)")
     add_option(plot, "--no-terminal", "no plot in the terminal")
     add_option(plot, "--json", "print the summary as one object, without plots")
-    text = "list the launches of a run, or show the provenance of one"
-    history = add_verb(verbs, "history", run_history, text, _HISTORY)
+    history = add_verb(verbs, "history", run_history, text=_HISTORY)
     add_run(history)
     add_option(history, "--json", "print a list of objects; for one launch an object")
 

@@ -40,7 +40,7 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "init", run, "write a small tree of your own to edit", _HELP)
+    parser = add_verb(verbs, "init", run, text=_HELP)
     text = "target directory (default: the current one)"
     parser.add_argument("directory", nargs="?", type=Path, default=Path(), metavar="DIR", help=text)
 

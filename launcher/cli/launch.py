@@ -67,7 +67,7 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "launch", run, "plan a training and submit it", _HELP)
+    parser = add_verb(verbs, "launch", run, text=_HELP)
     add_overrides(parser, "such as training=gpt3/126m")
     add_option(parser, "--follow", "show the progress until the job ends")
     add_option(parser, "--json", "print what was submitted, as JSON")
@@ -91,13 +91,23 @@ def run(args: argparse.Namespace) -> int:
         launched, code = _build_and_try(args)
     else:
         launched, code = draft_and_launch(args, args.overrides), errors.DONE
+    return finish(args, launched, code)
+
+
+def finish(args: argparse.Namespace, launched: Sequence[Launch], code: int = errors.DONE) -> int:
+    """Print what was submitted, and with --follow the progress; return the exit code."""
     print_outcomes(launched, as_json=args.json)
     return _follow(launched) if args.follow and launched else code
 
 
-def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launch]:
-    """Draft the launches of some overrides, check them and submit them; in a dry run print their scripts."""
-    request = request_of(args, overrides)
+def draft_and_launch(
+    args: argparse.Namespace, overrides: list[str], words: Sequence[str] | None = None
+) -> list[Launch]:
+    """Draft the launches of some overrides, check them and submit them; in a dry run print their scripts.
+
+    `words` are the arguments to put on record, if not those of this process.
+    """
+    request = request_of(args, overrides, words)
     reports = _check(args, drafts(request), request)
     return _launch(args, reports, request)
 

@@ -47,7 +47,7 @@ _SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "sequence_length",
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "list", run, "list the stages, model sizes, clusters or runs", _HELP)
+    parser = add_verb(verbs, "list", run, text=_HELP)
     names = ["stages", "training", "clusters", "families", _RUNS]
     parser.add_argument("what", nargs="?", choices=names, metavar="WHAT", help=", ".join(names))
     add_option(parser, "--all", "every known run, in all directories")
@@ -100,28 +100,43 @@ def _choices(name: str, config_dir: Path | None) -> Iterator[Row]:
 
 
 def _model_sizes(sizes: Iterable[str], config_dir: Path | None) -> Iterator[Row]:
-    from launcher.config.compose import BatchComposer
+    from omegaconf import OmegaConf
+
+    from launcher.cli.completion import composed
+    from launcher.config.compose import BatchComposer, tree_roots
+    from launcher.config.hydra_setup import register_resolvers
+    from launcher.config.overrides import STAGES
     from slipway.arithmetic.parameters import count_parameters, vocabulary_size
 
-    sweep = BatchComposer(["stages=[training]"], config_dir)
+    register_resolvers()
+    sweep, unused = BatchComposer(["stages=[training]"], config_dir), {*STAGES} - {"training"}
+    *others, ours = tree_roots(config_dir)
+    files = [path.relative_to(root) for root in others for path in root.rglob("*.yaml")]
+    is_replaced = any((ours / path).exists() for path in files)
     for size in sizes:
-        try:
-            training = sweep.compose([f"training={size}"]).config.training
-        except UserError as error:
-            yield {"size": size, "error": str(error)}
-            continue
-        assert training is not None
+        training: Any
+        if not is_replaced and (ours / f"training/{size}.yaml").is_file():
+            # Hydra and the schema would take six times as long.
+            tree = composed([f"training={size}"], [ours])
+            training = OmegaConf.create({key: tree[key] for key in tree if key not in unused}).training
+        else:
+            try:
+                training = sweep.compose([f"training={size}"]).config.training
+            except UserError as error:
+                yield {"size": size, "error": str(error)}
+                continue
         model, trainer, model_type = training.model, training.trainer, training.run.model_type
         vocabulary = vocabulary_size(model)
         # T5's two stacks differ in a few keys only; the encoder's values are shown.
-        shape = {**model, **(model.get("encoder") or {}), "global_batch_size": model.get("global_batch_size")}
+        encoder = model.get("encoder") or {}
+        shape = {key: encoder.get(key, model.get(key)) for key in _SHAPE}
         shape["sequence_length"] = model.get("encoder_seq_length") or model.get("seq_length")
         yield {
             "size": size,
             "type": model_type,
             "parameters": count_parameters(model, vocabulary or 0, model_type),
             "vocabulary": vocabulary,
-            **{key: shape.get(key) for key in _SHAPE},
+            **shape,
             **{key: trainer.get(key) for key in ("num_nodes", "devices")},
         }
 

@@ -7,17 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from launcher.cli.verbs import VERBS
+
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_verb(
-    verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int | None] | None, summary: str, text: str
+    verbs: Verbs,
+    name: str,
+    run: Callable[[argparse.Namespace], int | None] | None,
+    summary: str = "",
+    text: str = "",
 ) -> argparse.ArgumentParser:
     """Add a verb that `run` carries out, which returns the exit code; one with verbs of its own has no `run`.
 
-    The text of its help is the description, without which the summary stands there, then the examples and
-    the exit codes, which are printed below the options.
+    The summary of a verb of `slipway` itself stands in `launcher.cli.verbs`. The text of its help is the
+    description, without which the summary stands there, then the examples and the exit codes, which are
+    printed below the options.
     """
+    summary = summary or VERBS[name]
     description, title, rest = text.partition("examples:\n")
     description = description or f"{summary[0].upper()}{summary[1:]}."
     parser = verbs.add_parser(name, help=summary, description=description, epilog=title + rest)

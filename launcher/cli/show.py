@@ -43,8 +43,7 @@ Leaf = tuple[tuple[str, ...], Any, str | None]
 
 
 def add_parser(verbs: Verbs) -> None:
-    text = "show the composed configuration, with the source of each value"
-    parser = add_verb(verbs, "show", run, text, _HELP)
+    parser = add_verb(verbs, "show", run, text=_HELP)
     add_overrides(parser, "such as training=gpt3/126m, or training.model", "OVERRIDE|KEY")
     add_option(parser, "--json", "print a list of {key, value, source}")
     add_option(parser, "--plain", "print without colours, also on a terminal")

@@ -50,7 +50,7 @@ with --exit-code, and at the end of --watch, the worst of all runs, in this orde
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "status", run, "show the state of runs", _HELP)
+    parser = add_verb(verbs, "status", run, text=_HELP)
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUNS_HELP}; default: all runs")
     add_base_results_dir(parser)
     add_option(parser, "--watch", "watch until everything has ended")

@@ -56,7 +56,7 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "sweep", run, "launch a training for each combination of values", _HELP)
+    parser = add_verb(verbs, "sweep", run, text=_HELP)
     add_overrides(parser, "such as training.model.seed=1,2,3")
     text = "name of the sweep and its directory (default: the run's name and _sweep)"
     add_option(parser, "--name NAME", text)

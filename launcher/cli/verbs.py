@@ -1,0 +1,67 @@
+"""The table of verbs: the text of each in the help, its module, and other tools' words for it."""
+
+from __future__ import annotations
+
+# In the order of the help.
+VERBS = {
+    "launch": "plan a training and submit it",
+    "resume": "launch again what the newest launch of a run was",
+    "sweep": "launch a training for each combination of values",
+    "check": "check a launch before it is submitted",
+    "suggest": "suggest layouts that fit a model on its GPUs, the fastest first",
+    "doctor": "examine this machine, the cluster and its nodes for a launch",
+    "gpu-check": "check what the GPUs of a machine compute, by small trainings",
+    "render": "print the script of the next launch",
+    "diff": "show what another launch of a run would change",
+    "show": "show the composed configuration, with the source of each value",
+    "list": "list the stages, model sizes, clusters or runs",
+    "status": "show the state of runs",
+    "follow": "watch a launch until its job has ended",
+    "logs": "print the log of a launch, or follow it",
+    "plot": "summarize a run and plot its losses, or those of several runs",
+    "history": "list the launches of a run, or show the provenance of one",
+    "cancel": "cancel the jobs of runs",
+    "hold": "keep pending jobs from starting",
+    "release": "let held jobs start",
+    "attach": "open a shell beside a running job",
+    "verify": "check that a run did its work",
+    "convert": "convert a checkpoint to Hugging Face, or from it",
+    "evaluate": "measure a checkpoint on held-out data, and with lm-eval",
+    "data": "prepare training data, and look at it",
+    "image": "build, import, inspect, push and prune container images",
+    "sandbox": "run a real multi-node Slurm on this machine",
+    "init": "write a small tree of your own to edit",
+    "completion": "print the completion script for bash or zsh",
+}
+
+# The modules of the verbs that are not called as their verb is.
+MODULES = {
+    "diff": "render",
+    "follow": "logs",
+    "gpu-check": "gpu_check",
+    "plot": "history",
+    **dict.fromkeys(("cancel", "hold", "release", "attach"), "acting"),
+    **dict.fromkeys(("convert", "evaluate"), "checkpoints"),
+}
+
+# What other tools call a verb.
+OTHER_WORDS = {
+    **dict.fromkeys(("train", "run", "submit", "start", "sbatch", "srun", "pretrain"), "launch"),
+    **dict.fromkeys(("continue", "restart", "relaunch", "requeue"), "resume"),
+    **dict.fromkeys(("ps", "squeue", "queue", "top", "jobs", "info"), "status"),
+    **dict.fromkeys(("ls", "runs", "models"), "list"),
+    **dict.fromkeys(("stop", "kill", "scancel", "abort"), "cancel"),
+    **dict.fromkeys(("tail", "log", "cat"), "logs"),
+    **dict.fromkeys(("watch", "monitor", "wait"), "follow"),
+    **dict.fromkeys(("sacct", "describe"), "history"),
+    **dict.fromkeys(("ssh", "exec", "shell"), "attach"),
+    **dict.fromkeys(("preprocess", "tokenize", "prepare"), "data prepare"),
+    "config": "show",
+    "validate": "check",
+    "lint": "check",
+    "eval": "evaluate",
+    "export": "convert",
+    "script": "render",
+    "build": "image build",
+    "new": "init",
+}
