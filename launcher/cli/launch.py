@@ -14,6 +14,8 @@ from launcher.checks.facts import Facts
 from launcher.checks.gate import CheckReport, check_launch
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
+from launcher.config.compose import Composition
+from launcher.config.overrides import parse_override
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest
@@ -23,6 +25,8 @@ from launcher.ui.terminal import print_message
 
 if TYPE_CHECKING:
     from launcher.jobs.launches import Launch
+
+_EXAMPLE = "gpt3/126m"  # what config.yaml chooses: a day on 64 GPUs
 
 # Places where --build makes the image.
 _HOST, _JOB = "host", "job"
@@ -138,6 +142,8 @@ def _check(
 ) -> list[CheckReport]:
     """Check drafts, and the options against them; a stored launch was checked when it was launched."""
     dry = _is_dry(args, drafted)
+    if not dry:
+        require_chosen(drafted[0].composition)
     if request.launch_dir is None:
         reports = check_launch(drafted, (*args.no_check, *skipped), look=not dry)
     else:
@@ -150,6 +156,18 @@ def _check(
         options = "--launch-dir, --launch-number, --tag and --stage"
         raise UserError(f"{options} render a launch again: they need --dry-run")
     return reports
+
+
+def require_chosen(composition: Composition) -> None:
+    """Raise UserError if neither the user nor a tree of the user's own has chosen what to launch."""
+    typed = {override.key for override in map(parse_override, composition.overrides)}
+    example = composition.choices.get("training")
+    if typed.isdisjoint(("training", "stages")) and (composition.config_dir, example) == (None, _EXAMPLE):
+        raise UserError(
+            "no training is chosen: name it with training=, or a stage with stages=",
+            hint="slipway list training has the sizes; slipway launch --help has examples\n"
+            f"what would be launched: slipway launch training={example} --dry-run",
+        )
 
 
 def _is_dry(args: argparse.Namespace, drafted: Sequence[Draft]) -> bool:

@@ -84,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
     request = SweepRequest(command=this_command(), **{key: getattr(args, key) for key in keys})
     sweep = draft_sweep(request)
     dry = args.dry_run or sweep.points[0].draft.composition.config.dry_run
+    if not dry:
+        from launcher.cli.launch import require_chosen
+
+        require_chosen(sweep.points[0].draft.composition)
     # A dry run does not look at this machine.
     check_sweep(sweep, [*args.no_check, MACHINE] if dry else args.no_check)
     if not args.json:
