@@ -139,7 +139,7 @@ def _cells(row: LaunchRow) -> list[str]:
         moment(manifest.created if manifest else None),
         manifest.user if manifest else None,
         moment(row.started),
-        status.elapsed,
+        row.elapsed,
         status.nodes,
         row.steps,
         tables.loss(row.steps.loss),

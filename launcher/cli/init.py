@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,6 +64,13 @@ def run(args: argparse.Namespace) -> None:
     print(f"They build on Slipway's own: {', '.join(map(display_path, ours))}")
 
 
+def _program() -> str:
+    """Return what a script calls this `slipway` by: its name, if PATH leads to it."""
+    own, found = Path(sys.executable).with_name("slipway"), shutil.which("slipway")
+    is_found = found is not None and own.exists() and os.path.samefile(found, own)  # noqa: PTH121
+    return "slipway" if is_found or not own.exists() else shlex.quote(str(own))
+
+
 def write_starter(directory: Path) -> None:
     """Write the starter tree, all of it or nothing; raise UserError if a file exists or cannot be written."""
     existing = [name for name in FILES if os.path.lexists(directory / name)]
@@ -75,7 +84,8 @@ def write_starter(directory: Path) -> None:
             for missing in reversed([path for path in (parent, *parent.parents) if not path.exists()]):
                 missing.mkdir()
                 created.append(missing)
-            _write_new(directory / name, (STARTER / name).read_text(encoding="utf-8"), created)
+            text = (STARTER / name).read_text(encoding="utf-8")
+            _write_new(directory / name, text.replace("exec slipway", f"exec {_program()}"), created)
     except BaseException as error:
         for path in reversed(created):
             with suppress(OSError):  # a directory with files of others stays

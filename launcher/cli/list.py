@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.options import Verbs, add_config_dir, add_option, add_verb
-from launcher.cli.runs import add_base_results_dir
+from launcher.cli.runs import NEWEST, add_base_results_dir
 from launcher.errors import UserError, escape
 from launcher.jobs.locator import RunLocator
 from launcher.runs.index import Entry
@@ -24,7 +24,7 @@ examples:
   slipway list training            every model size with its parameters, as training=SIZE takes it
   slipway list clusters --config-dir conf
   slipway list training --json | jq -r '.[] | select(.parameters < 1e9) | .size'
-  slipway list runs                the runs in results/, the newest first
+  slipway list runs                the newest twenty runs in results/
   slipway list --all               every known run: of all users, in all directories seen before
   slipway list --all --json | jq -r '.[] | select(.user == "ada") | .run_dir'
 
@@ -184,7 +184,10 @@ def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int
     if as_json:
         print_json([_run_to_json(newest, number) for newest, number in runs])
     elif runs:
-        print_listing(_COLUMNS, [_run_cells(newest, number) for newest, number in runs], numbers=1)
+        shown = runs if everywhere else runs[:NEWEST]
+        print_listing(_COLUMNS, [_run_cells(newest, number) for newest, number in shown], numbers=1)
+        if len(shown) < len(runs):
+            print_message(f"{len(runs) - len(shown)} older runs: slipway list --all")
     if not runs:
         where = "in the known directories" if everywhere else f"in {base_results_dir}"
         print_stderr(f"no run was launched {where} yet")

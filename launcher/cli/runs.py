@@ -15,6 +15,8 @@ from launcher.runs.paths import display_path
 from launcher.sweeps.record import points_of, read_records
 from launcher.ui.terminal import print_message
 
+NEWEST = 20  # runs of a table
+
 RUN_HELP = "a run's name, a path in it, or the id of one of its jobs"
 RUNS_HELP = f"{RUN_HELP}; a sweep stands for all of its points"
 

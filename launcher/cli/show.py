@@ -12,7 +12,7 @@ import yaml
 from launcher.cli.options import Verbs, add_config_dir, add_option, add_overrides, add_verb
 from launcher.config.compose import compose
 from launcher.config.sources import Sources
-from launcher.errors import UserError, escape, nearest
+from launcher.errors import Mistakes, UserError, escape, nearest
 from launcher.secrecy import MASK, hidden
 from launcher.ui.tables import Line, print_styled
 from launcher.ui.terminal import print_json
@@ -75,24 +75,39 @@ def _narrowed(tree: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     if not keys:
         return tree
     narrowed: dict[str, Any] = {}
+    mistakes: list[UserError] = []
     for key in keys:
-        node, target = tree, narrowed
         *parents, last = key.split(".")
-        for name in parents:
-            node = _child(node, name, key, tree)
-            target = target.setdefault(name, {})
-        target[last] = _child(node, last, key, tree)
+        try:
+            node, target = tree, narrowed
+            for depth, name in enumerate(parents):
+                node = _child(node, key, depth, tree)
+                target = target.setdefault(name, {})
+            target[last] = _child(node, key, len(parents), tree)
+        except UserError as error:
+            mistakes.append(error)
+    if mistakes:
+        raise Mistakes(mistakes)
     return narrowed
 
 
-def _child(node: Any, name: str, key: str, tree: dict[str, Any]) -> Any:
+def _child(node: Any, key: str, depth: int, tree: dict[str, Any]) -> Any:
+    """Return what a node has under the part of a key at some depth; raise UserError if it has nothing."""
+    parts = key.split(".")
+    name, parents = parts[depth], parts[:depth]
     if isinstance(node, dict) and name in node:
         return node[name]
-    known = list(_keys(tree))
-    near = [other for other in known if other.endswith(f".{key}")][:3]
-    near = near or nearest(key, known)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"valid: {', '.join(tree)}"
-    raise UserError(f"{escape(key) or repr(key)}: there is no such key", hint=hint)
+    near = [other for other in _keys(tree) if other.endswith(f".{key}")][:3]
+    near = near or [
+        ".".join([*parents, match]) for match in nearest(name, node if isinstance(node, dict) else ())
+    ]
+    if near:
+        hint = f"did you mean {' or '.join(map(repr, near))}?"
+    elif parents:
+        hint = f"slipway show ... {'.'.join(parents)} prints the keys that are there; +{key}=VALUE adds it"
+    else:
+        hint = f"valid: {', '.join(tree)}"
+    raise UserError(f"{escape(key) or repr(key)}: there is no such key", hint=escape(hint))
 
 
 def _keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:

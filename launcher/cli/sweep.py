@@ -119,6 +119,7 @@ def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
     """Print the points in a table, and how many there are."""
     labels = sweep.grid.labels
     counts = " × ".join(str(len(axis.values)) for axis in sweep.grid.axes)
+    counts = f"{counts} = " if len(sweep.grid.axes) > 1 else ""
     preview = sweep.points if all_of_them else sweep.points[:_SHOWN]
     rows = []
     for number, point in enumerate(preview, start=1):
@@ -130,7 +131,7 @@ def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
     rest = len(sweep.points) - len(preview)
     more = f"; {rest} more points, --dry-run shows all" if rest else ""
     where = display_path(sweep.directory)
-    print(f"{counts} = {len(sweep.points)} points, each a run in {where}{more}", flush=True)
+    print(f"{counts}{len(sweep.points)} points, each a run in {where}{more}", flush=True)
 
 
 def _print_launched(
