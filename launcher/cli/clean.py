@@ -23,8 +23,7 @@ names. With both --keep options a checkpoint stays that either keeps.
 
 examples:
   slipway clean gpt3_126m                                       the checkpoints and their sizes
-  slipway clean gpt3_126m --keep-every 10000 --dry-run          what would go
-  slipway clean gpt3_126m --keep-every 10000 --keep-last 3
+  slipway clean gpt3_126m --keep-every 10000 --keep-last 3 --dry-run
   slipway clean first second --remove --yes                     in a script
   slipway clean gpt3_126m --keep-last 1 --archive /archive --remove
 
@@ -47,49 +46,45 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Show what may go, ask, and carry it out."""
     every, last = args.keep_every, args.keep_last
 
     def stays(step: int, place: int) -> str | None:
-        if every is not None and step % every == 0:
-            return f"{step // every} × {every}"
         if every is None and last is None:
             return ""
+        if every is not None and step % every == 0:
+            return f"{step // every} × {every}"
         return f"one of {last}" if last is not None and place < last else None
 
     runs = list(dict.fromkeys(ref.run_dir for ref in find_all(args.runs, args.base_results_dir)))
     for run_dir in runs if every or last or args.archive or args.remove else ():
         cleaning.require_idle(run_dir)
-        user = next(cleaning.users_of(run_dir), None) if args.remove else None
-        if user is not None:
-            raise UserError(escape(f"{display_path(run_dir)}: {user[0]} uses its files"))
-    rows, surplus, sizes = [], [], []
+        user, _ = next(cleaning.users_of(run_dir), ("", ())) if args.remove else ("", ())
+        if user:
+            raise UserError(escape(f"{display_path(run_dir)}: {user} uses its files"))
+    rows, surplus = [], []
     for run_dir in runs:
-        rows.append((escape(display_path(run_dir)), "", format_size(cleaning.size_of(run_dir)), "", ""))
+        rows.append((escape(display_path(run_dir)), "", format_size(cleaning.size_of(run_dir)), ""))
         for item in cleaning.checkpoints(run_dir, stays):
-            fate = ("remove", "") if item.stays is None else ("stays" if item.stays else "", item.stays)
-            rows.append((f"  {escape(item.path.name)}", str(item.step), format_size(item.size), *fate))
-            if item.stays is None:
-                surplus.append(item.path)
-                sizes.append(item.size)
-    print_listing(("RUN", "STEP", "SIZE", "", "WHY"), rows)
-    todo = [f"remove {len(surplus)} checkpoints, {format_size(sum(sizes))}"] if surplus else []
+            why = "remove" if item.stays is None else item.stays and f"stays: {item.stays}"
+            rows.append((f"  {escape(item.path.name)}", str(item.step), format_size(item.size), why))
+            surplus += [item] if item.stays is None else []
+    print_listing(("RUN", "STEP", "SIZE", ""), rows)
+    size = format_size(sum(item.size for item in surplus))
+    todo = [f"remove {len(surplus)} checkpoints, {size}"] if surplus else []
     todo += [f"{verb} {len(runs)} runs" for verb in ("archive", "remove") if getattr(args, verb)]
-    if not todo:
-        return
-    print(f"\n{'; '.join(todo)}{'' if args.yes or args.dry_run else '?'} ", end="", flush=True)
-    if args.dry_run or args.yes:
-        print()
-    elif not sys.stdin.isatty():
-        print()
+    if not todo or args.dry_run:
+        return print("; ".join(todo))
+    if not (args.yes or sys.stdin.isatty()):
         raise UserError("nothing was removed: there is nobody to ask", hint="to do it: --yes")
-    elif not agrees(sys.stdout):
+    print("; ".join(todo), end="\n" if args.yes else "? ", flush=True)
+    if not (args.yes or agrees(sys.stdout)):
         raise UserError("nothing was removed")
-    if args.dry_run:
-        return
-    for path in surplus:
-        cleaning.remove(path)
+    for item in surplus:
+        cleaning.remove(item.path)
     for run_dir in runs:
         if args.archive:
             print(cleaning.archive(run_dir, args.archive), flush=True)
         if args.remove:
             cleaning.remove(run_dir)
+    return None

@@ -6,7 +6,6 @@ import argparse
 import os
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from launcher.cli.launch import draft_and_launch, finish
@@ -17,7 +16,6 @@ from launcher.config.overrides import Override, hydra_value, parse_override
 from launcher.errors import UserError, escape
 from launcher.jobs.launches import Launch, open_launch
 from launcher.runs import paths
-from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import COMMAND_LOG
 from launcher.runs.trust import why_untrusted
 from launcher.secrecy import MASK
@@ -49,7 +47,6 @@ def add_parser(verbs: Verbs) -> None:
     add_option(parser, "--json", "print what was submitted, as JSON")
     add_option(parser, "--dry-run", "print the script; write and submit nothing")
     add_no_check(parser)
-    add_tree_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,17 +58,25 @@ def run(args: argparse.Namespace) -> int:
         message = f"{launch.paths.manifest}, which says what was launched, is not trusted: {why}"
         hint = f"read {launch.paths.directory / COMMAND_LOG}, and launch it yourself"
         raise UserError(escape(message), hint=escape(hint))
-    overrides = _overrides(launch, [parse_override(text) for text in args.overrides])
-    options = _options(args, launch.manifest.command)
     _change_directory(launch.paths.directory)
-    return finish(args, draft_and_launch(args, overrides, ["launch", *overrides, *options]))
+    options = argparse.ArgumentParser(add_help=False)
+    add_no_check(options)
+    add_tree_options(options)
+    recorded, _ = options.parse_known_args(launch.manifest.command[1:])
+    recorded.no_check = [*recorded.no_check, *args.no_check]
+    vars(args).update(vars(recorded))
+    values = [("--config-dir", recorded.config_dir), ("--template-dir", recorded.template_dir)]
+    values += [("--no-check", name) for name in recorded.no_check]
+    words = [f"{option}={value}" for option, value in values if value is not None]
+    overrides = _overrides(launch, [parse_override(text) for text in args.overrides])
+    return finish(args, draft_and_launch(args, overrides, ["launch", *overrides, *words]))
 
 
 def _overrides(launch: Launch, further: Sequence[Override]) -> list[str]:
     """Return the overrides on record, without those that further ones replace, and these."""
     stored = [parse_override(text) for text in launch.manifest.overrides]
     own, tree = [*further], launch.paths.run_dir.parent
-    if _base_on_record(launch) != str(tree) and "base_results_dir" not in [item.key for item in further]:
+    if tree != Path("results").absolute() and f"base_results_dir={tree}" not in launch.manifest.overrides:
         own.insert(0, parse_override(f"base_results_dir={hydra_value(str(tree))}"))
     if any(item.key == "stages" and "," in (item.value or "") for item in stored):
         own.insert(0, parse_override(f"stages=[{launch.manifest.stage}]"))
@@ -81,35 +86,6 @@ def _overrides(launch: Launch, further: Sequence[Override]) -> list[str]:
     if secret is not None:
         raise UserError(f"{secret}: a secret, which is not on record", hint=f"give it again: {secret}=...")
     return [item.text for item in (*kept, *own)]
-
-
-def _base_on_record(launch: Launch) -> str | None:
-    """Return the tree of runs that a launch found in the configuration, None for one with a timestamp."""
-    try:
-        config = read_yaml(launch.paths.root_config)
-    except (OSError, ValueError):
-        return None
-    return None if config.get("unique_output_dir") else config.get("base_results_dir")
-
-
-def _options(args: argparse.Namespace, command: Sequence[str]) -> list[str]:
-    """Give the arguments the options of the recorded command that the user did not give; return all."""
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    add_no_check(parser)
-    add_tree_options(parser)
-    recorded = parser.parse_args([])
-    with suppress(argparse.ArgumentError):  # the command of another version
-        recorded, _ = parser.parse_known_args(list(command[1:]))
-    words = []
-    for action in parser._actions:
-        value = getattr(args, action.dest)
-        if isinstance(value, Path):
-            value = value.absolute()
-        value = value or getattr(recorded, action.dest)
-        setattr(args, action.dest, value)
-        values = value if isinstance(value, list) else [value] if value is not None else []
-        words += [word for each in values for word in (action.option_strings[0], str(each))]
-    return words
 
 
 def _change_directory(launch_dir: Path) -> None:

@@ -8,8 +8,8 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from launcher.errors import UserError, escape
 from launcher.jobs.launches import read_launch
@@ -26,8 +26,7 @@ from slipway.supervisor.checkpoints import progress, step_of
 _REMOVING = ".removing-"
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """A checkpoint, its size in bytes, and why it stays; ``None`` if it may go."""
 
     path: Path
@@ -43,10 +42,8 @@ def require_idle(run_dir: Path) -> None:
         raise UserError(f"{name}: a link, or a run of somebody else's")
     live = next((item for item in current_statuses([run_dir]) if item.may_live), None)
     if live is not None:
-        raise UserError(
-            f"{name}: job {live.job_id} is {live.state.value}",
-            hint=f"end it first: slipway cancel {name} --wait",
-        )
+        hint = f"end it first: slipway cancel {name} --wait"
+        raise UserError(f"{name}: job {live.job_id} is {live.state.value}", hint=hint)
 
 
 def checkpoints(run_dir: Path, stays: Callable[[int, int], str | None]) -> list[Checkpoint]:
@@ -61,8 +58,7 @@ def checkpoints(run_dir: Path, stays: Callable[[int, int], str | None]) -> list[
         return []
     directory, engine = training.checkpoints, training.manifest.engine
     if not directory.resolve().is_relative_to(run_dir.resolve()):
-        where = f"{display_path(directory)} leads to {directory.resolve()}"
-        raise UserError(f"{escape(where)}, outside of the run: its checkpoints are left alone")
+        raise UserError(escape(f"{directory}: it leads out of the run, and is left alone"))
     entries = [path for path in directory.iterdir() if not path.name.startswith(".")]
     used = {path.resolve().name: f"{path.name} leads to it" for path in entries if path.is_symlink()}
     for user, overrides in users_of(run_dir):
@@ -71,16 +67,16 @@ def checkpoints(run_dir: Path, stays: Callable[[int, int], str | None]) -> list[
         used |= dict.fromkeys(names, f"{user} uses it")
     marked = {item.path: item.damage for item in marked_checkpoints(directory)}
     whole = [path for path in entries if not path.is_symlink() and (engine != "megatron" or path in marked)]
-    steps = {path: _step(path) for path in whole if _step(path) >= 0}
     newest, place, found = progress(str(directory), engine), 0, []
-    for path, step in sorted(steps.items(), key=lambda item: item[1], reverse=True):
+    for step, path in sorted(((_step(path), path) for path in whole), reverse=True):
         why = f"damaged: {marked[path]}" if marked.get(path) else None
-        if why is None:
+        if why is None and step >= 0:
             is_newest = place == 0 or (newest is not None and step == newest.step)
             why = "the newest" if is_newest else used.get(path.name, used.get(str(step)))
             why = stays(step, place) if why is None else why
             place += 1
-        found.append(Checkpoint(path, step, size_of(path), why))
+        if step >= 0:
+            found.append(Checkpoint(path, step, size_of(path), why))
     return found
 
 
@@ -90,21 +86,19 @@ def _step(path: Path) -> int:
 
 
 def users_of(run_dir: Path) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the known launches of other runs that name files of a run in their overrides, with these.
+    """Yield the launches of other runs that name files of a run in their overrides, with these.
 
     Those are trainings, and other jobs that may live.
     """
     tree, name = re.escape(run_dir.parent.name), re.escape(run_dir.name)
     path = re.compile(rf"\b{tree}/{name}(?![\w.-])|(^|[/='\"\[,]){name}/{CHECKPOINTS}\b")
-    others = [entry for entry in RunLocator(run_dir.parent).launches() if entry.run_dir != run_dir]
-    for entry in others:
-        try:
-            launch = read_launch(entry.run_dir, entry.number)
-        except UserError:  # damaged
+    for entry in RunLocator(run_dir.parent).launches():
+        if entry.run_dir == run_dir:
             continue
-        if not any(map(path.search, launch.manifest.overrides)):
-            continue
-        if launch.manifest.stage == TRAINING or poll([launch])[0].may_live:
+        launch = read_launch(entry.run_dir, entry.number)
+        if any(map(path.search, launch.manifest.overrides)) and (
+            launch.manifest.stage == TRAINING or poll([launch])[0].may_live
+        ):
             yield f"launch {entry.number} of {entry.run}", launch.manifest.overrides
 
 
@@ -123,9 +117,8 @@ def remove(path: Path) -> None:
     path.rename(grave / path.name)
     sync_path(path.parent)
     Index().forget([path])
-    for left in path.parent.glob(f"{_REMOVING}*"):
-        if is_own(left):
-            shutil.rmtree(left)
+    for left in filter(is_own, path.parent.glob(f"{_REMOVING}*")):
+        shutil.rmtree(left)
 
 
 def archive(run_dir: Path, directory: Path) -> Path:
@@ -138,8 +131,8 @@ def archive(run_dir: Path, directory: Path) -> Path:
         with tarfile.open(fileobj=file, mode="w") as packed:
             packed.add(run_dir, run_dir.name)
         file.flush()
-        os.fchmod(file.fileno(), run_dir.stat().st_mode & 0o666)
         os.fsync(file.fileno())
         os.link(file.name, path)
+    path.chmod(run_dir.stat().st_mode & 0o666)
     sync_path(path.parent)
     return path

@@ -138,7 +138,7 @@ def test_links_out_of_the_run_are_not_followed(run_dir: Path, tmp_path: Path, ca
     (run_dir / "checkpoints").rename(tmp_path / "scratch")
     (run_dir / "checkpoints").symlink_to(tmp_path / "scratch")
     assert main(["clean", "a", "--keep-last", "1", "--yes"]) == 2
-    assert "outside of the run" in capsys.readouterr().err
+    assert "leads out of the run" in capsys.readouterr().err
     (tmp_path / "link").symlink_to(run_dir)
     assert main(["clean", "link", "--remove", "--yes"]) == 2
     assert steps(run_dir) == [10, 20, 30, 40, 50]

@@ -55,7 +55,7 @@ def test_overrides_trees_and_directory_are_those_on_record(launched: Path, capsy
     assert second.overrides == [*kept, "training.trainer.max_steps=400"]
     # The record is the whole command, which a third launch begins with, and a user can paste.
     assert second.command[1:] == [
-        "launch", *second.overrides, "--no-check", "layout.gpus", "--config-dir", "own",
+        "launch", *second.overrides, "--config-dir=own", "--no-check=layout.gpus",
     ]  # fmt: skip
     assert main(["resume", "small"]) == 0
     assert manifest(launched, 3).overrides == second.overrides
