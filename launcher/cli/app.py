@@ -48,6 +48,7 @@ examples:
   slipway status                                             the state of the runs in ./results
   slipway logs gpt3_126m -f                                  the log of a run, or of a job: slipway logs 4711
   slipway cancel gpt3_126m --save                            save a checkpoint, then end the job
+  slipway resume gpt3_126m                                   continue from its newest checkpoint
   slipway verify gpt3_126m                                   check that the training completed
   slipway convert gpt3_126m                                  its newest checkpoint, for Hugging Face
   slipway evaluate gpt3_126m@2000                            the held-out loss of a checkpoint
@@ -57,7 +58,7 @@ examples:
 
 `slipway VERB --help` has the details. Exit codes: 0 success, 1 failure, 2 a mistake in the command line or
 the configuration, 3 the state of a job is unknown, 4 a job is under way, even if something failed after it
-was submitted, held or cancelled, 75 a training was interrupted: launch it again to resume, 130 after Ctrl-C.
+was submitted, held or cancelled, 75 a training was interrupted: `slipway resume` it, 130 after Ctrl-C.
 """
 
 

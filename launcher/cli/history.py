@@ -10,9 +10,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.cli.runs import RUNS_HELP, add_base_results_dir, add_run, find_all, selected_run
+from launcher.cli.runs import (
+    RUNS_HELP,
+    add_base_results_dir,
+    add_run,
+    find_all,
+    print_resumable,
+    selected_run,
+)
 from launcher.errors import DONE, NOT_KNOWN, escape
 from launcher.jobs.launches import open_launch
+from launcher.jobs.status import LaunchStatus
 from launcher.monitor.evaluations import evaluation_table, read_evaluations
 from launcher.monitor.history import AttemptRow, Diagnosis, LaunchRow, history, starts_of
 from launcher.monitor.provenance_report import provenance, provenance_rows
@@ -99,6 +107,8 @@ def run_history(args: argparse.Namespace) -> int:
         print_json([row.to_json() for row in rows])
     elif rows:
         print_styled(_lines(rows))
+        newest = rows[-1]
+        print_resumable([LaunchStatus(run_dir, newest.launch, newest.status)])
         evaluations = read_evaluations(run_dir, starts_of(rows))
         if evaluations:
             print()

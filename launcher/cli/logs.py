@@ -53,7 +53,7 @@ exit code:
   1    the job did not complete
   2    there is no such run
   3    its state was unknown for a minute
-  75   the training was interrupted: launching it again resumes it
+  75   the training was interrupted: slipway resume continues it
   130  Ctrl-C; the job continues"""
 
 _LOGS = """\
@@ -75,7 +75,7 @@ exit code:
   2    there is no such run, launch, task, link or rank
 with -f:
   3    the state of the job was unknown for a minute
-  75   the training was interrupted: launching it again resumes it
+  75   the training was interrupted: slipway resume continues it
   130  Ctrl-C; the job continues"""
 
 _write = LogWriter()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.cli.options import add_option
 from launcher.errors import UserError, escape
 from launcher.jobs.lookup import RunRef, find_run
+from launcher.jobs.status import LaunchStatus
 from launcher.runs.paths import display_path
+from launcher.slurm.states import State
 from launcher.sweeps.record import points_of, read_records
-from launcher.ui.terminal import print_message
+from launcher.ui.terminal import print_message, print_stderr
 
 NEWEST = 20  # runs of a table
 
@@ -32,6 +34,16 @@ def add_base_results_dir(parser: argparse.ArgumentParser) -> None:
     """Add the option that all verbs about runs share."""
     text = "directory in which runs are found by name (default: results)"
     add_option(parser, "--base-results-dir DIR", text, default=Path("results"))
+
+
+def print_resumable(statuses: Iterable[LaunchStatus]) -> None:
+    """Print the command that continues the first of the runs that stopped before their end."""
+    stopped = (State.INTERRUPTED, State.CANCELLED)
+    runs = dict.fromkeys(item.run_dir for item in statuses if item.launch and item.state in stopped)
+    if runs:
+        first, *others = (escape(shlex.quote(display_path(run_dir))) for run_dir in runs)
+        more = f" (and {len(others)} more)" if others else ""
+        print_stderr(f"to continue: slipway resume {first}{more}")
 
 
 def selected_run(args: argparse.Namespace) -> RunRef:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.cli.runs import NEWEST, RUNS_HELP, add_base_results_dir, find_all
+from launcher.cli.runs import NEWEST, RUNS_HELP, add_base_results_dir, find_all, print_resumable
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, escape
 from launcher.jobs.lookup import RunRef, runs_in
 from launcher.monitor.run_status import StatusRow, as_table, collect_status, gone
@@ -44,7 +44,7 @@ exit code:
 with --exit-code, and at the end of --watch, the worst of all runs, in this order:
   1    a run failed, or stopped before it completed
   3    the state of some run is UNKNOWN
-  75   a training was interrupted: launching it again resumes it
+  75   a training was interrupted: slipway resume continues it
   4    a run is pending or running
   0    all completed
   130  Ctrl-C; the jobs continue"""
@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     elif rows:
         shown = rows if args.all or args.runs else _newest(rows)
         print_table(*as_table(shown), [row.status.state for row in shown])
+        print_resumable(shown)
         if len(shown) < len(rows):
             print_message(f"{len(rows) - len(shown)} older runs: slipway status --all")
     elif not args.active:
