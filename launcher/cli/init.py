@@ -64,13 +64,6 @@ def run(args: argparse.Namespace) -> None:
     print(f"They build on Slipway's own: {', '.join(map(display_path, ours))}")
 
 
-def _program() -> str:
-    """Return what a script calls this `slipway` by: its name, if PATH leads to it."""
-    own, found = Path(sys.executable).with_name("slipway"), shutil.which("slipway")
-    is_found = found is not None and own.exists() and os.path.samefile(found, own)  # noqa: PTH121
-    return "slipway" if is_found or not own.exists() else shlex.quote(str(own))
-
-
 def write_starter(directory: Path) -> None:
     """Write the starter tree, all of it or nothing; raise UserError if a file exists or cannot be written."""
     existing = [name for name in FILES if os.path.lexists(directory / name)]
@@ -85,7 +78,10 @@ def write_starter(directory: Path) -> None:
                 missing.mkdir()
                 created.append(missing)
             text = (STARTER / name).read_text(encoding="utf-8")
-            _write_new(directory / name, text.replace("exec slipway", f"exec {_program()}"), created)
+            own = Path(sys.executable).with_name("slipway")
+            if shutil.which("slipway") is None and own.exists():
+                text = text.replace("exec slipway", f"exec {shlex.quote(str(own))}")
+            _write_new(directory / name, text, created)
     except BaseException as error:
         for path in reversed(created):
             with suppress(OSError):  # a directory with files of others stays
