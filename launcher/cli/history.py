@@ -239,8 +239,7 @@ def _plot_several(args: argparse.Namespace, run_dirs: Sequence[Path]) -> None:
         print_listing(comparison.COLUMNS, [comparison.cells(summary) for summary, _ in runs])
         if not args.no_terminal:
             print_plot(lambda width, coloured: comparison.draw(runs, width, coloured=coloured))
-        # That of a sweep stands beside its points.
-        is_sweep = {run_dir.parent for run_dir in run_dirs} == {*map(Path.absolute, map(Path, args.runs))}
+        is_sweep = len(args.runs) == 1
         path = path or (run_dirs[0].parent if is_sweep else run_dirs[0]) / "comparison.png"
     if path is not None:
         comparison.write_png(path, runs)

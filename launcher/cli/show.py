@@ -81,9 +81,9 @@ def _narrowed(tree: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
         try:
             node, target = tree, narrowed
             for depth, name in enumerate(parents):
-                node = _child(node, key, depth, tree)
+                node = _child(node, name, key, parents[:depth], tree)
                 target = target.setdefault(name, {})
-            target[last] = _child(node, key, len(parents), tree)
+            target[last] = _child(node, last, key, parents, tree)
         except UserError as error:
             mistakes.append(error)
     if mistakes:
@@ -91,23 +91,16 @@ def _narrowed(tree: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return narrowed
 
 
-def _child(node: Any, key: str, depth: int, tree: dict[str, Any]) -> Any:
-    """Return what a node has under the part of a key at some depth; raise UserError if it has nothing."""
-    parts = key.split(".")
-    name, parents = parts[depth], parts[:depth]
+def _child(node: Any, name: str, key: str, parents: Sequence[str], tree: dict[str, Any]) -> Any:
     if isinstance(node, dict) and name in node:
         return node[name]
+    siblings, above = node if isinstance(node, dict) else {}, ".".join(parents)
     near = [other for other in _keys(tree) if other.endswith(f".{key}")][:3]
-    near = near or [
-        ".".join([*parents, match]) for match in nearest(name, node if isinstance(node, dict) else ())
-    ]
-    if near:
-        hint = f"did you mean {' or '.join(map(repr, near))}?"
-    elif parents:
-        hint = f"slipway show ... {'.'.join(parents)} prints the keys that are there; +{key}=VALUE adds it"
-    else:
-        hint = f"valid: {', '.join(tree)}"
-    raise UserError(f"{escape(key) or repr(key)}: there is no such key", hint=escape(hint))
+    near = near or [f"{above}.{match}".lstrip(".") for match in nearest(name, siblings)]
+    hint = f"slipway show ... {above} shows those that are there, +{key}=VALUE adds it"
+    hint = hint if parents else f"valid: {', '.join(tree)}"
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else escape(hint)
+    raise UserError(f"{escape(key) or repr(key)}: there is no such key", hint=hint)
 
 
 def _keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
