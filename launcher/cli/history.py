@@ -107,8 +107,8 @@ def run_history(args: argparse.Namespace) -> int:
         print_json([row.to_json() for row in rows])
     elif rows:
         print_styled(_lines(rows))
-        newest = rows[-1]
-        print_resumable([LaunchStatus(run_dir, newest.launch, newest.status)])
+        newest = LaunchStatus(run_dir, rows[-1].launch, rows[-1].status)
+        print_resumable([newest], (State.INTERRUPTED, State.CANCELLED))
         evaluations = read_evaluations(run_dir, starts_of(rows))
         if evaluations:
             print()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,10 +36,11 @@ def add_base_results_dir(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--base-results-dir DIR", text, default=Path("results"))
 
 
-def print_resumable(statuses: Iterable[LaunchStatus]) -> None:
-    """Print the command that continues the first of the runs that stopped before their end."""
-    stopped = (State.INTERRUPTED, State.CANCELLED)
-    runs = dict.fromkeys(item.run_dir for item in statuses if item.launch and item.state in stopped)
+def print_resumable(
+    statuses: Iterable[LaunchStatus], states: Container[State] = (State.INTERRUPTED,)
+) -> None:
+    """Print the command that continues the first of the runs that are in one of some states."""
+    runs = dict.fromkeys(item.run_dir for item in statuses if item.state in states)
     if runs:
         first, *others = (escape(shlex.quote(display_path(run_dir))) for run_dir in runs)
         more = f" (and {len(others)} more)" if others else ""

@@ -243,7 +243,7 @@ def test_a_dry_run_shows_points_and_script_and_writes_nothing(site: Site) -> Non
     output = site.slipway(
         "sweep", "--name=dry", *TRAIN, "training.model.optim.lr=1e-3,2e-3", "--dry-run"
     ).stdout
-    assert "2 = 2 points, each a run in results/dry" in output
+    assert "\n2 points, each a run in results/dry" in output
     assert "#SBATCH --array=0-1\n" in output
     assert not (site.directory / "results" / "dry").exists()
 

@@ -11,10 +11,15 @@ import pytest
 
 from tests.cli.mistakes.places import LOCAL, MOCK, Places, Rows, assert_mistake, run
 
+SIZE = "training=gpt3/126m"
+
 LAUNCHING: Rows = [
-    (["container=null", "engine=nemo"], ["there is no Slurm here", "slipway sandbox up", "cluster=local"]),
     (
-        ["container=@images/nemo-24.7.sqsh"],
+        [SIZE, "container=null", "engine=nemo"],
+        ["there is no Slurm here", "slipway sandbox up", "cluster=local"],
+    ),
+    (
+        [SIZE, "container=@images/nemo-24.7.sqsh"],
         ["there is no such file", "nemo-24.07.sqsh", "command line: container=@images"],
     ),
     ([*LOCAL, MOCK, "cluster.python=@bare"], ["cannot import torch, megatron", "pip install 'PATH[train]'"]),
