@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_all, selected_run
-from launcher.errors import WATCHING_ENDED, UserError
+from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_all, print_resumable, selected_run
+from launcher.errors import WATCHING_ENDED, UserError, escape
 from launcher.jobs.acting import Effect, Outcome, act_on_waiting, exit_code, in_order, wait_for_ends
 from launcher.jobs.attaching import AttachPoint, attach
 from launcher.jobs.cancelling import cancel, with_followers
@@ -20,6 +22,7 @@ from launcher.jobs.status import LaunchStatus, named_statuses
 from launcher.monitor.events import Progress
 from launcher.monitor.readers import newest_events
 from launcher.monitor.run_status import links_to_json
+from launcher.runs.paths import display_path
 from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.slurm.states import Action, State
 from launcher.ui import tables
@@ -190,16 +193,16 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "cancel", run_cancel, "cancel the jobs of runs", _CANCEL)
+    parser = add_verb(verbs, "cancel", run_cancel, text=_CANCEL)
     add_targets(parser)
     text = "let running jobs save and exit, as before a time limit; pending ones are cancelled"
     add_option(parser, "--save", text)
     add_option(parser, "--wait", "wait until the scheduler confirms the end")
     add_option(parser, "-i --interactive", "ask before each job")
     run_hold, run_release = partial(_act, Action.HOLD), partial(_act, Action.RELEASE)
-    add_targets(add_verb(verbs, "hold", run_hold, "keep pending jobs from starting", _HOLD))
-    add_targets(add_verb(verbs, "release", run_release, "let held jobs start", _RELEASE))
-    parser = add_verb(verbs, "attach", run_attach, "open a shell beside a running job", _ATTACH)
+    add_targets(add_verb(verbs, "hold", run_hold, text=_HOLD))
+    add_targets(add_verb(verbs, "release", run_release, text=_RELEASE))
+    parser = add_verb(verbs, "attach", run_attach, text=_ATTACH)
     parser.usage = "slipway attach [OPTION ...] RUN [-- COMMAND [ARGUMENT ...]]"
     add_run(parser)
     add_option(parser, "--rank N", "the node of global rank N (default: 0)")
@@ -217,7 +220,7 @@ def _act(action: Action, args: argparse.Namespace) -> int:
 
 _CANCEL = """\
 End the running and pending jobs of runs; pending ones first, so that none of them starts in between.
-Launching a run again resumes it from its newest checkpoint; steps since then may be lost, unless --save saves
+`slipway resume RUN` continues from the newest checkpoint; steps since then may be lost, unless --save saves
 them first.
 
 Like scancel and `kubectl delete` this does not ask: it ends the jobs that you name and lists them. -i asks.
@@ -246,8 +249,12 @@ def run_cancel(args: argparse.Namespace) -> int:
     outcomes = print_outcomes(args, each if args.interactive else cancel(targets, args.save), "cancelled")
     if args.wait:
         outcomes = _wait(outcomes, args.json)
+        ends = ((outcome.target, outcome.end) for outcome in outcomes if outcome.end and not args.json)
+        print_resumable(replace(target, status=end) for target, end in ends)
     elif any(outcome.effect is Effect.SAVING for outcome in outcomes) and not args.json:
-        print_stderr("to watch it save: slipway logs -f RUN; launching it again resumes it")
+        saving = next(outcome.target for outcome in outcomes if outcome.effect is Effect.SAVING)
+        run = escape(shlex.quote(display_path(saving.run_dir)))
+        print_stderr(f"to watch it save: slipway logs -f {run}; to continue it: slipway resume {run}")
     return finish(args, outcomes)
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from launcher import __version__
+from launcher.cli.options import verb_first
+from launcher.cli.verbs import MODULES, OTHER_WORDS, VERBS
 from launcher.config.site_trees import config_dirs_of
 from launcher.errors import (
     MISTAKE,
@@ -32,20 +34,6 @@ from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
 from launcher.ui.terminal import ChangedStream, escaped_streams, print_message
 
 _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
-
-# The verbs, in the order of the help, and the modules of those that are not called as their verb is.
-_VERBS = (
-    *("launch", "sweep", "check", "suggest", "doctor", "gpu-check", "render", "diff", "show", "list"),
-    *("status", "follow", "logs", "plot", "history", "cancel", "hold", "release", "attach", "verify"),
-    *("convert", "evaluate", "generate", "data", "image", "sandbox", "init", "adopt", "completion"),
-)
-_MODULES = {
-    "diff": "render",
-    "follow": "logs",
-    "plot": "history",
-    **dict.fromkeys(("cancel", "hold", "release", "attach"), "acting"),
-    **dict.fromkeys(("convert", "evaluate"), "checkpoints"),
-}
 
 # Options of Hydra's programs, such as the NeMo launcher's, and what does the same.
 _OF_HYDRA = {
@@ -70,6 +58,7 @@ examples:
   slipway status                                             the state of the runs in ./results
   slipway logs gpt3_126m -f                                  the log of a run, or of a job: slipway logs 4711
   slipway cancel gpt3_126m --save                            save a checkpoint, then end the job
+  slipway resume gpt3_126m                                   continue from its newest checkpoint
   slipway verify gpt3_126m                                   check that the training completed
   slipway convert gpt3_126m                                  its newest checkpoint, for Hugging Face
   slipway evaluate gpt3_126m@2000                            the held-out loss of a checkpoint
@@ -81,7 +70,7 @@ examples:
 
 `slipway VERB --help` has the details. Exit codes: 0 success, 1 failure, 2 a mistake in the command line or
 the configuration, 3 the state of a job is unknown, 4 a job is under way, even if something failed after it
-was submitted, held or cancelled, 75 a training was interrupted: launch it again to resume, 130 after Ctrl-C.
+was submitted, held or cancelled, 75 a training was interrupted: `slipway resume` it, 130 after Ctrl-C.
 """
 
 
@@ -105,7 +94,7 @@ def main(arguments: Sequence[str] | None = None, started: Callable[[], None] | N
 
 def _run(words: Sequence[str], started: Callable[[], None] | None) -> int:
     try:
-        args = _parse(_verb_first(words) or ["--help"])
+        args = _parse(verb_first(words) or ["--help"])
         if started is not None:
             started()
         if hasattr(args, "config_dirs"):
@@ -270,16 +259,6 @@ class VerbParser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
 
-def _verb_first(words: Sequence[str]) -> list[str]:
-    """Move `--config-dir` of a site's wrapper, in front of the verb, behind the options of its user."""
-    front, rest = list[str](), list(words)
-    while rest and rest[0].partition("=")[0] == "--config-dir":
-        number = 1 if "=" in rest[0] else 2
-        front, rest = [*front, *rest[:number]], rest[number:]
-    end = rest.index("--") if "--" in rest else len(rest)
-    return [*rest[:end], *front, *rest[end:]] if rest else []
-
-
 def _accept_trees(parser: argparse.ArgumentParser) -> None:
     """Let every verb take `--config-dir`, which a site's wrapper passes to all; most read no tree."""
     for action in parser._actions:
@@ -293,11 +272,18 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if words[0] == "help":
         words = [*words[1:2], "--help"]
     verb = words[0]
-    if not verb.startswith("-") and verb not in _VERBS:
+    if verb.startswith("-") and verb not in ("-h", "--help", "--version"):
+        name = escape(redacted(verb)).partition("=")[0]
+        raise UserError(f"{name}: options stand after the verb", hint=f"slipway VERB … {name} …")
+    if not verb.startswith("-") and verb not in VERBS:
         message = f"{escape(redacted(verb))}: there is no such verb"
+        meant = OTHER_WORDS.get(verb.lower())
         if "=" in verb:
             raise UserError(message, hint=f"to launch: slipway launch {shlex.join(map(redacted, words))}")
-        raise UserError(message, hint=did_you_mean(verb, _VERBS))
+        if meant is not None:
+            rest = [escape(shlex.quote(redacted(word))) for word in words[1:]]
+            raise UserError(message, hint=f"did you mean: slipway {' '.join([meant, *rest])}")
+        raise UserError(message, hint=did_you_mean(verb, VERBS))
     parser = VerbParser(
         prog="slipway",
         description="Launch and monitor large-language-model pretraining on Slurm.",
@@ -305,9 +291,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"slipway {__version__}")
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    add_verbs(subparsers, [verb] if verb in _VERBS else [] if verb == "--version" else _VERBS)
-    for parser_of_verb in subparsers.choices.values():
-        _accept_trees(parser_of_verb)
+    if verb in VERBS:
+        add_verbs(subparsers, [verb])
+        _accept_trees(subparsers.choices[verb])
+    else:  # the help of all verbs needs none of their modules
+        for name, summary in VERBS.items():
+            subparsers.add_parser(name, help=summary)
     end = words.index("--") if verb in _WITH_COMMAND and "--" in words else len(words)
     args, rest = parser.parse_known_args(words[:end])
     if verb in _WITH_COMMAND:
@@ -320,10 +309,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def add_verbs(parsers: argparse._SubParsersAction[Any], verbs: Sequence[str] = _VERBS) -> None:
+def add_verbs(parsers: argparse._SubParsersAction[Any], verbs: Iterable[str] = VERBS) -> None:
     """Add the parsers of verbs; only their modules are imported, so that every verb starts quickly."""
-    names = [_MODULES.get(verb, verb.replace("-", "_")) for verb in verbs]
-    for name in dict.fromkeys(names):  # one may have several verbs
+    for name in dict.fromkeys(MODULES.get(verb, verb) for verb in verbs):  # one may have several verbs
         importlib.import_module(f"launcher.cli.{name}").add_parser(parsers)
 
 

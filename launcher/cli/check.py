@@ -55,7 +55,7 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "check", run, "check a launch before it is submitted", _HELP)
+    parser = add_verb(verbs, "check", run, text=_HELP)
     add_overrides(parser, "such as training=gpt3/126m")
     add_option(parser, "--json", "print an object")
     text = "only what arithmetic says: look at no file, disk, interpreter and cluster;"

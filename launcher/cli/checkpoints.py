@@ -71,9 +71,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
 
 
 def add_parser(verbs: Verbs) -> None:
-    convert = add_verb(
-        verbs, "convert", run_convert, "convert a checkpoint to Hugging Face, or from it", _CONVERT
-    )
+    convert = add_verb(verbs, "convert", run_convert, text=_CONVERT)
     _add_source(convert)
     add_option(convert, "--to FORMAT", "huggingface, slipway, safetensors or nemo (default: huggingface)")
     add_option(convert, "--from FORMAT", "the source's (default: by its files)", dest="source_format")
@@ -81,8 +79,7 @@ def add_parser(verbs: Verbs) -> None:
     add_option(convert, "--output DIR", "a directory that is not there yet")
     add_option(convert, "--check", "compare logits and perplexity with the checkpoint's own model")
     add_launch_options(convert)
-    text = "measure a checkpoint on held-out data, and with lm-eval"
-    evaluate = add_verb(verbs, "evaluate", run_evaluate, text, _EVALUATE)
+    evaluate = add_verb(verbs, "evaluate", run_evaluate, text=_EVALUATE)
     _add_source(evaluate)
     add_option(evaluate, "--tasks TASK,...", "tasks of lm-eval, by name or as YAML files")
     add_option(evaluate, "--limit N", "at most N documents of each task", type=float)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -52,7 +53,7 @@ _KINDS = {
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "completion", run, "print the completion script for bash or zsh", _HELP)
+    parser = add_verb(verbs, "completion", run, text=_HELP)
     parser.add_argument("shell", choices=["bash", "zsh", _QUERY], metavar="bash|zsh")
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -147,7 +148,7 @@ def candidates(word: str, others: Sequence[str], roots: Sequence[Path]) -> list[
 
 def _keys(start: str, others: Sequence[str], roots: Sequence[Path], ending: str) -> list[str]:
     *parents, begun = start.split(".")
-    node: Any = _composed(others, roots)
+    node: Any = composed(others, roots)
     for parent in parents:
         node = node.get(parent) if isinstance(node, dict) else None
     if not isinstance(node, dict):
@@ -161,7 +162,7 @@ def _keys(start: str, others: Sequence[str], roots: Sequence[Path], ending: str)
     return sorted(words)
 
 
-def _composed(others: Sequence[str], roots: Sequence[Path]) -> Tree:
+def composed(others: Sequence[str], roots: Sequence[Path]) -> Tree:
     """Return the tree that the words so far select; its values are not resolved."""
     chosen = {item.key: item.value for item in map(parse_override, others) if item.is_choice}
     root, choices = _root(roots)
@@ -172,20 +173,21 @@ def _composed(others: Sequence[str], roots: Sequence[Path]) -> Tree:
 
 def _root(roots: Sequence[Path]) -> tuple[Tree, dict[str, str]]:
     """Return the keys and choices of the root file, and of that behind it if it builds on that."""
-    root, behind = _read("config", roots)
+    content, behind = _read("config", roots)
+    root = _merge({}, content)
     defaults = root.pop("defaults", [])
     base, choices = _root(behind) if "config" in defaults else ({}, {})
     for default in defaults:
         for group, choice in default.items() if isinstance(default, dict) else ():
             choices[group.removeprefix("override ")] = choice
-    _merge(base, root)
-    return base, choices
+    return _merge(base, root), choices
 
 
 def _file(name: str, roots: Sequence[Path], depth: int, own: Sequence[Path] | None = None) -> Tree:
     """Merge a file of a group, the first in `own` trees, into those that it builds on."""
-    content, behind = _read(name, roots if own is None else own)
+    written, behind = _read(name, roots if own is None else own)
     merged: Tree = {}
+    content = _merge({}, written)
     for default in content.pop("defaults", []):
         if isinstance(default, str) and default != "_self_" and depth:
             path, _, package = default.partition("@")
@@ -194,32 +196,38 @@ def _file(name: str, roots: Sequence[Path], depth: int, own: Sequence[Path] | No
             for part in reversed([] if package in ("", "_here_") else package.split(".")):
                 below = {part: below}
             _merge(merged, below)
-    _merge(merged, content)
-    return merged
+    return _merge(merged, content)
 
 
 def _read(name: str, roots: Sequence[Path]) -> tuple[Tree, Sequence[Path]]:
     """Return the keys of the first file of a name, and the trees behind its own."""
-    import yaml
-
     files = (number for number, root in enumerate(roots) if (root / f"{name}.yaml").is_file())
     number = next(files, None)
     if number is None:
         return {}, ()
+    return _parsed(roots[number] / f"{name}.yaml"), roots[number + 1 :]
+
+
+@functools.cache
+def _parsed(path: Path) -> Tree:
+    import yaml
+
     try:
-        text = (roots[number] / f"{name}.yaml").read_text(encoding="utf-8")
-        content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError):
-        return {}, ()
-    return content if isinstance(content, dict) else {}, roots[number + 1 :]
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
-def _merge(target: Tree, source: Tree) -> None:
+def _merge(target: Tree, source: Tree) -> Tree:
+    """Merge copies of the nodes of `source` into `target`; return it."""
     for name, value in source.items():
-        if isinstance(value, dict) and isinstance(target.get(name), dict):
-            _merge(target[name], value)
+        if isinstance(value, dict):
+            node = target.get(name)
+            target[name] = _merge(node if isinstance(node, dict) else {}, value)
         else:
             target[name] = value
+    return target
 
 
 def runs(base: Path) -> Iterator[str]:

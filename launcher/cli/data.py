@@ -21,6 +21,7 @@ from launcher.cli.launch import EXIT_CODES, launch_and_follow
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, whole_number
 from launcher.cli.requests import add_launch_options
 from launcher.cli.runs import add_run, selected_run
+from launcher.cli.verbs import VERBS
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Request, draft
 from launcher.errors import DONE, WENT_WRONG, UserError, escape, file_mode
@@ -115,7 +116,7 @@ _ANY = "mixed"
 
 def add_parser(verbs: Verbs) -> None:
     example = "example: slipway data prepare corpus.jsonl.zst --vocab-size 32000"
-    parser = verbs.add_parser("data", help="prepare training data, and look at it", epilog=example)
+    parser = verbs.add_parser("data", help=VERBS["data"], epilog=example)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     text = "bring text, JSONL, Parquet, Wikipedia dumps or tar shards to Megatron's .bin/.idx"
     prepare = add_verb(verbs, "prepare", run_prepare, text, _PREPARE)

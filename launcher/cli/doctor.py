@@ -46,8 +46,7 @@ _SHOWN_NODES = 3
 
 
 def add_parser(verbs: Verbs) -> None:
-    text = "examine this machine, the cluster and its nodes for a launch"
-    parser = add_examining_verb(verbs, "doctor", run, text, _HELP)
+    parser = add_examining_verb(verbs, "doctor", run, _HELP)
     add_option(parser, "--nodes N", "examine N compute nodes, by a job", default=0)
     message = "with --nodes: start the launch's image there, through Pyxis; that may take minutes"
     add_option(parser, "--start", message)

@@ -64,8 +64,7 @@ _OURS = (
 
 
 def add_parser(verbs: Verbs) -> None:
-    text = "check what the GPUs of a machine compute, by small trainings"
-    parser = add_examining_verb(verbs, "gpu-check", run, text, _HELP, "such as cluster=local")
+    parser = add_examining_verb(verbs, "gpu-check", run, _HELP, "such as cluster=local")
     add_option(parser, "--only CHECK,...", "some of the checks: versions, devices, parity, ...")
     text = "the directory of their files (default: gpu_check/DATE in base_results_dir)"
     add_option(parser, "--directory DIR", text)

@@ -10,9 +10,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_one, selected_run
+from launcher.cli.runs import (
+    RUNS_HELP,
+    add_base_results_dir,
+    add_run,
+    find_all,
+    print_resumable,
+    selected_run,
+)
 from launcher.errors import DONE, NOT_KNOWN, escape
 from launcher.jobs.launches import open_launch
+from launcher.jobs.status import LaunchStatus
 from launcher.monitor.evaluations import evaluation_table, read_evaluations
 from launcher.monitor.history import AttemptRow, Diagnosis, LaunchRow, history, starts_of
 from launcher.monitor.provenance_report import provenance, provenance_rows
@@ -46,6 +54,7 @@ exit code:
 
 _PLOT = """\
 Summarize a run and draw its losses, in the terminal and as a PNG. All launches of the run form one curve.
+Several runs, and the points of a sweep, are drawn over each other, the best first.
 
 The held-out loss is compared with the unigram entropy of the same tokens, both in nats per token: a model
 below it has learned more than the frequencies of the tokens. Checkpoints that were evaluated (slipway
@@ -55,6 +64,8 @@ examples:
   slipway plot gpt3_126m                         the table, the plot, and <run directory>/loss.png
   slipway plot gpt3_126m --output loss.png --no-terminal
   slipway plot gpt3_126m --json                  the table for programs, without plots
+  slipway plot first second                      two runs, and first/comparison.png
+  slipway plot results/gpt3_126m_sweep           the points of a sweep
 
 exit code:
   0  printed
@@ -69,14 +80,13 @@ _DROPPED_FIRST = ("STARTED", "NODES", "BY", "RAN", "COMMIT", "LAUNCHED")
 
 
 def add_parser(verbs: Verbs) -> None:
-    plot = add_verb(verbs, "plot", run_plot, "summarize a run and plot its losses", _PLOT)
-    plot.add_argument("run_name", metavar="RUN", help=RUN_HELP)
+    plot = add_verb(verbs, "plot", run_plot, text=_PLOT)
+    plot.add_argument("runs", nargs="+", metavar="RUN", help=RUNS_HELP)
     add_base_results_dir(plot)
-    add_option(plot, "-o --output FILE", "PNG file (default: RUN/loss.png)")
+    add_option(plot, "-o --output FILE", "PNG file (default: RUN/loss.png, of several comparison.png)")
     add_option(plot, "--no-terminal", "no plot in the terminal")
-    add_option(plot, "--json", "print the summary as one object, without plots")
-    text = "list the launches of a run, or show the provenance of one"
-    history = add_verb(verbs, "history", run_history, text, _HISTORY)
+    add_option(plot, "--json", "print the summary as an object, of several runs a list, without plots")
+    history = add_verb(verbs, "history", run_history, text=_HISTORY)
     add_run(history)
     add_option(history, "--json", "print a list of objects; for one launch an object")
 
@@ -97,6 +107,8 @@ def run_history(args: argparse.Namespace) -> int:
         print_json([row.to_json() for row in rows])
     elif rows:
         print_styled(_lines(rows))
+        newest = LaunchStatus(run_dir, rows[-1].launch, rows[-1].status)
+        print_resumable([newest], (State.INTERRUPTED, State.CANCELLED))
         evaluations = read_evaluations(run_dir, starts_of(rows))
         if evaluations:
             print()
@@ -140,7 +152,7 @@ def _cells(row: LaunchRow) -> list[str]:
         moment(manifest.created if manifest else None),
         manifest.user if manifest else None,
         moment(row.started),
-        status.elapsed,
+        row.elapsed,
         status.nodes,
         row.steps,
         tables.loss(row.steps.loss),
@@ -196,7 +208,11 @@ def run_plot(args: argparse.Namespace) -> None:
     """Print the closing table, draw the losses and write them into a PNG."""
     from launcher.monitor.summary import draw, evaluated_losses, summarize, write_png
 
-    run_dir = find_one(args.run_name, args.base_results_dir).run_dir
+    run_dirs = list(dict.fromkeys(run.run_dir for run in find_all(args.runs, args.base_results_dir)))
+    if len(run_dirs) > 1:
+        _plot_several(args, run_dirs)
+        return
+    run_dir = run_dirs[0]
     summary, curves = summarize(run_dir)
     if args.json:
         print_json(summary.to_json())
@@ -210,3 +226,21 @@ def run_plot(args: argparse.Namespace) -> None:
     path: Path = args.output or run_dir / "loss.png"
     write_png(path, summary, curves)
     print(f"\nplot: {path}")
+
+
+def _plot_several(args: argparse.Namespace, run_dirs: Sequence[Path]) -> None:
+    from launcher.monitor import comparison
+
+    runs = comparison.gather(run_dirs)
+    path: Path | None = args.output
+    if args.json:
+        print_json([summary.to_json() for summary, _ in runs])
+    else:
+        print_listing(comparison.COLUMNS, [comparison.cells(summary) for summary, _ in runs])
+        if not args.no_terminal:
+            print_plot(lambda width, coloured: comparison.draw(runs, width, coloured=coloured))
+        is_sweep = len(args.runs) == 1
+        path = path or (run_dirs[0].parent if is_sweep else run_dirs[0]) / "comparison.png"
+    if path is not None:
+        comparison.write_png(path, runs)
+        print_stderr(f"plot: {path}")

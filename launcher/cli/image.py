@@ -42,8 +42,7 @@ For more: `slipway image VERB --help`.
 
 
 def add_parser(verbs: Verbs) -> None:
-    text = "build, import, inspect, push and prune container images"
-    parser = add_verb(verbs, "image", None, text, _HELP)
+    parser = add_verb(verbs, "image", None, text=_HELP)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for add in (image_make.add_parsers, _add_parsers, image_store.add_push, image_store.add_prune):
         add(verbs)

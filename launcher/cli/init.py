@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -42,7 +44,7 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "init", run, "write a small tree of your own to edit", _HELP)
+    parser = add_verb(verbs, "init", run, text=_HELP)
     text = "target directory (default: the current one)"
     parser.add_argument("directory", nargs="?", type=Path, default=Path(), metavar="DIR", help=text)
     add_config_dir(parser)
@@ -80,6 +82,9 @@ def write_starter(directory: Path, trees: Sequence[Path] = ()) -> None:
                 missing.mkdir()
                 created.append(missing)
             text = (STARTER / name).read_text(encoding="utf-8")
+            own = Path(sys.executable).with_name("slipway")
+            if shutil.which("slipway") is None and own.exists():
+                text = text.replace("exec slipway", f"exec {shlex.quote(str(own))}")
             _write_new(directory / name, _on_trees(text, trees) if trees else text, created)
     except BaseException as error:
         for path in reversed(created):

@@ -15,6 +15,8 @@ from launcher.checks.facts import Facts
 from launcher.checks.gate import CheckReport, check_launch
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
+from launcher.config.compose import Composition
+from launcher.config.overrides import MAIN, parse_override
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest
@@ -24,6 +26,8 @@ from launcher.ui.terminal import print_message
 
 if TYPE_CHECKING:
     from launcher.jobs.launches import Launch
+
+_EXAMPLE = "gpt3/126m"  # what config.yaml chooses: a day on 64 GPUs
 
 # Places where --build makes the image.
 _HOST, _JOB = "host", "job"
@@ -68,7 +72,7 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "launch", run, "plan a training and submit it", _HELP)
+    parser = add_verb(verbs, "launch", run, text=_HELP)
     add_overrides(parser, "such as training=gpt3/126m")
     add_option(parser, "--follow", "show the progress until the job ends")
     add_option(parser, "--json", "print what was submitted, as JSON")
@@ -92,6 +96,11 @@ def run(args: argparse.Namespace) -> int:
         launched, code = _build_and_try(args)
     else:
         launched, code = draft_and_launch(args, args.overrides), errors.DONE
+    return finish(args, launched, code)
+
+
+def finish(args: argparse.Namespace, launched: Sequence[Launch], code: int = errors.DONE) -> int:
+    """Print what was submitted, and with --follow the progress; return the exit code."""
     print_outcomes(launched, as_json=args.json)
     if not (args.follow and launched):
         return code
@@ -104,9 +113,14 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launch]:
-    """Draft the launches of some overrides, check them and submit them; in a dry run print their scripts."""
-    request = request_of(args, overrides)
+def draft_and_launch(
+    args: argparse.Namespace, overrides: list[str], words: Sequence[str] | None = None
+) -> list[Launch]:
+    """Draft the launches of some overrides, check them and submit them; in a dry run print their scripts.
+
+    `words` are the arguments to put on record, if not those of this process.
+    """
+    request = request_of(args, overrides, words)
     reports = _check(args, drafts(request), request)
     return _launch(args, reports, request)
 
@@ -137,6 +151,8 @@ def _check(
 ) -> list[CheckReport]:
     """Check drafts, and the options against them; a stored launch was checked when it was launched."""
     dry = _is_dry(args, drafted)
+    if not dry:
+        require_chosen(drafted[0].composition)
     if request.launch_dir is None:
         reports = check_launch(drafted, (*args.no_check, *skipped), look=not dry)
     else:
@@ -149,6 +165,19 @@ def _check(
         options = "--launch-dir, --launch-number, --tag and --stage"
         raise UserError(f"{options} render a launch again: they need --dry-run")
     return reports
+
+
+def require_chosen(composition: Composition) -> None:
+    """Raise UserError if neither the user nor a tree of the user's own has chosen what to launch."""
+    typed = {override.key for override in map(parse_override, composition.overrides)}
+    example = composition.choices.get("training")
+    is_ours = not any((tree / f"{MAIN}.yaml").is_file() for tree in composition.config_dirs)
+    if typed.isdisjoint(("training", "stages")) and is_ours and example == _EXAMPLE:
+        raise UserError(
+            "no training is chosen: name it with training=, or a stage with stages=",
+            hint="slipway list training has the sizes; slipway launch --help has examples\n"
+            f"what would be launched: slipway launch training={example} --dry-run",
+        )
 
 
 def _is_dry(args: argparse.Namespace, drafted: Sequence[Draft]) -> bool:

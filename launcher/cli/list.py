@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.options import Verbs, add_config_dir, add_option, add_verb
-from launcher.cli.runs import add_base_results_dir
+from launcher.cli.runs import NEWEST, add_base_results_dir
 from launcher.errors import UserError, escape
 from launcher.jobs.locator import RunLocator
 from launcher.runs.index import Entry
@@ -24,7 +24,7 @@ examples:
   slipway list training            every model size with its parameters, as training=SIZE takes it
   slipway list clusters --config-dir conf
   slipway list training --json | jq -r '.[] | select(.parameters < 1e9) | .size'
-  slipway list runs                the runs in results/, the newest first
+  slipway list runs                the newest twenty runs in results/
   slipway list --all               every known run: of all users, in all directories seen before
   slipway list --all --json | jq -r '.[] | select(.user == "ada") | .run_dir'
 
@@ -47,7 +47,7 @@ _SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "sequence_length",
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "list", run, "list the stages, model sizes, clusters or runs", _HELP)
+    parser = add_verb(verbs, "list", run, text=_HELP)
     names = ["stages", "training", "clusters", "families", _RUNS]
     parser.add_argument("what", nargs="?", choices=names, metavar="WHAT", help=", ".join(names))
     add_option(parser, "--all", "every known run, in all directories")
@@ -107,28 +107,43 @@ def _choices(name: str, config_dirs: tuple[Path, ...]) -> Iterator[Row]:
 
 
 def _model_sizes(sizes: Iterable[str], config_dirs: tuple[Path, ...]) -> Iterator[Row]:
-    from launcher.config.compose import BatchComposer
+    from omegaconf import OmegaConf
+
+    from launcher.cli.completion import composed
+    from launcher.config.compose import BatchComposer, tree_roots
+    from launcher.config.hydra_setup import register_resolvers
+    from launcher.config.overrides import STAGES
     from slipway.arithmetic.parameters import count_parameters, vocabulary_size
 
-    sweep = BatchComposer(["stages=[training]"], config_dirs)
+    register_resolvers()
+    sweep, unused = BatchComposer(["stages=[training]"], config_dirs), {*STAGES} - {"training"}
+    *others, ours = tree_roots(config_dirs)
+    files = [path.relative_to(root) for root in others for path in root.rglob("*.yaml")]
+    is_replaced = any((ours / path).exists() for path in files)
     for size in sizes:
-        try:
-            training = sweep.compose([f"training={size}"]).config.training
-        except UserError as error:
-            yield {"size": size, "error": str(error)}
-            continue
-        assert training is not None
+        training: Any
+        if not is_replaced and (ours / f"training/{size}.yaml").is_file():
+            # Hydra and the schema would take six times as long.
+            tree = composed([f"training={size}"], [ours])
+            training = OmegaConf.create({key: tree[key] for key in tree if key not in unused}).training
+        else:
+            try:
+                training = sweep.compose([f"training={size}"]).config.training
+            except UserError as error:
+                yield {"size": size, "error": str(error)}
+                continue
         model, trainer, model_type = training.model, training.trainer, training.run.model_type
         vocabulary = vocabulary_size(model)
         # T5's two stacks differ in a few keys only; the encoder's values are shown.
-        shape = {**model, **(model.get("encoder") or {}), "global_batch_size": model.get("global_batch_size")}
+        encoder = model.get("encoder") or {}
+        shape = {key: encoder.get(key, model.get(key)) for key in _SHAPE}
         shape["sequence_length"] = model.get("encoder_seq_length") or model.get("seq_length")
         yield {
             "size": size,
             "type": model_type,
             "parameters": count_parameters(model, vocabulary or 0, model_type),
             "vocabulary": vocabulary,
-            **{key: shape.get(key) for key in _SHAPE},
+            **shape,
             **{key: trainer.get(key) for key in ("num_nodes", "devices")},
         }
 
@@ -182,7 +197,10 @@ def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int
     if as_json:
         print_json([_run_to_json(newest, number) for newest, number in runs])
     elif runs:
-        print_listing(_COLUMNS, [_run_cells(newest, number) for newest, number in runs], numbers=1)
+        shown = runs if everywhere else runs[:NEWEST]
+        print_listing(_COLUMNS, [_run_cells(newest, number) for newest, number in shown], numbers=1)
+        if len(shown) < len(runs):
+            print_message(f"{len(runs) - len(shown)} older runs: slipway list --all")
     if not runs:
         where = "in the known directories" if everywhere else f"in {base_results_dir}"
         print_stderr(f"no run was launched {where} yet")

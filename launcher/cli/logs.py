@@ -53,7 +53,7 @@ exit code:
   1    the job did not complete
   2    there is no such run
   3    its state was unknown for a minute
-  75   the training was interrupted: launching it again resumes it
+  75   the training was interrupted: slipway resume continues it
   130  Ctrl-C; the job continues"""
 
 _LOGS = """\
@@ -75,7 +75,7 @@ exit code:
   2    there is no such run, launch, task, link or rank
 with -f:
   3    the state of the job was unknown for a minute
-  75   the training was interrupted: launching it again resumes it
+  75   the training was interrupted: slipway resume continues it
   130  Ctrl-C; the job continues"""
 
 _write = LogWriter()
@@ -95,9 +95,9 @@ class LogSelection:
 
 
 def add_parser(verbs: Verbs) -> None:
-    follow = add_verb(verbs, "follow", run_follow, "watch a launch until its job has ended", _FOLLOW)
+    follow = add_verb(verbs, "follow", run_follow, text=_FOLLOW)
     add_run(follow)
-    logs = add_verb(verbs, "logs", run_logs, "print the log of a launch, or follow it", _LOGS)
+    logs = add_verb(verbs, "logs", run_logs, text=_LOGS)
     add_run(logs)
     add_option(logs, "-f --follow", "continue until the job has ended")
     add_option(logs, "-n --lines N", "only the last N lines (default: all)", type=_lines)

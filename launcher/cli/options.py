@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from launcher.cli.verbs import VERBS
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_verb(
-    verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int | None] | None, summary: str, text: str
+    verbs: Verbs,
+    name: str,
+    run: Callable[[argparse.Namespace], int | None] | None,
+    summary: str = "",
+    text: str = "",
 ) -> argparse.ArgumentParser:
     """Add a verb that `run` carries out, which returns the exit code; one with verbs of its own has no `run`.
 
-    The text of its help is the description, without which the summary stands there, then the examples and
-    the exit codes, which are printed below the options.
+    The summary of a verb of `slipway` itself stands in `launcher.cli.verbs`. The text of its help is the
+    description, without which the summary stands there, then the examples and the exit codes, which are
+    printed below the options.
     """
+    summary = summary or VERBS[name]
     description, title, rest = text.partition("examples:\n")
     description = description or f"{summary[0].upper()}{summary[1:]}."
     parser = verbs.add_parser(name, help=summary, description=description, epilog=title + rest)
@@ -61,6 +69,16 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
     """Add the user's own trees."""
     text = "a conf tree of your own, read first; may be given again, and the first that has a file wins"
     add_option(parser, "--config-dir DIR", text, **_CONFIG_DIRS)
+
+
+def verb_first(words: Sequence[str]) -> list[str]:
+    """Move `--config-dir` of a site's wrapper, in front of the verb, behind the options of its user."""
+    front, rest = list[str](), list(words)
+    while rest and rest[0].partition("=")[0] == "--config-dir":
+        number = 1 if "=" in rest[0] else 2
+        front, rest = [*front, *rest[:number]], rest[number:]
+    end = rest.index("--") if "--" in rest else len(rest)
+    return [*rest[:end], *front, *rest[end:]] if rest else []
 
 
 def add_tree_options(parser: argparse.ArgumentParser, templates: str = "templates") -> None:

@@ -40,7 +40,7 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "render", run, "print the script of the next launch", _HELP)
+    parser = add_verb(verbs, "render", run, text=_HELP)
     add_overrides(parser, "such as training=gpt3/126m")
     which = parser.add_mutually_exclusive_group()
     add_option(which, "--task", "print task.sh, what each task runs")
@@ -49,7 +49,7 @@ def add_parser(verbs: Verbs) -> None:
     add_tree_options(parser)
     add_replay_options(parser, "the files of an earlier launch again, byte for byte")
 
-    diff = add_verb(verbs, "diff", run_diff, "show what another launch of a run would change", _DIFF)
+    diff = add_verb(verbs, "diff", run_diff, text=_DIFF)
     add_overrides(diff, "such as training=gpt3/126m")
     add_option(diff, "--launch N", "compare with launch N (default: the last)")
     add_tree_options(diff)

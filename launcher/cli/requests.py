@@ -32,12 +32,11 @@ def add_examining_verb(
     verbs: Verbs,
     name: str,
     run: Callable[[argparse.Namespace], int],
-    summary: str,
     text: str,
     overrides: str = "such as cluster=bcm",
 ) -> argparse.ArgumentParser:
     """Add a verb that examines the launch of some overrides; `overrides` is the help for these."""
-    parser = add_verb(verbs, name, run, summary, text)
+    parser = add_verb(verbs, name, run, text=text)
     add_overrides(parser, overrides)
     add_option(parser, "--json", "print an object")
     add_tree_options(parser)
@@ -54,8 +53,8 @@ def add_replay_options(parser: argparse.ArgumentParser, title: str) -> None:
     add_option(replay, "--stage STAGE", "stage of the earlier launch, if the overrides request several")
 
 
-def request_of(args: argparse.Namespace, overrides: list[str]) -> Request:
-    """Return the request of a command line, with the whole command of this process."""
+def request_of(args: argparse.Namespace, overrides: list[str], words: Sequence[str] | None = None) -> Request:
+    """Return the request of a command line; `words` are to be on record in place of this process's."""
     # Only verbs that render a launch again have all of these options.
     replay: dict[str, Any] = {
         name: getattr(args, name, None) for name in ("tag", "stage", "launch_dir", "launch_number")
@@ -64,15 +63,15 @@ def request_of(args: argparse.Namespace, overrides: list[str]) -> Request:
     if number is not None and number < 1:
         raise UserError(f"--launch-number {number}: launches are numbered from 1")
     if replay["launch_dir"] is not None:
-        return Request.of_launch(replay["launch_dir"], this_command(), number, replay["tag"])
+        return Request.of_launch(replay["launch_dir"], this_command(words), number, replay["tag"])
     trees = {"config_dirs": args.config_dirs, "template_dir": getattr(args, "template_dir", None)}
-    return Request(overrides, this_command(), number=number, **trees, **replay)
+    return Request(overrides, this_command(words), number=number, **trees, **replay)
 
 
-def this_command() -> list[str]:
-    """Return the command line of this process, for the record of a launch."""
+def this_command(words: Sequence[str] | None = None) -> list[str]:
+    """Return the command line of this process, for the record of a launch, or one with other words."""
     program = [sys.executable, sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
-    return [*program, *sys.argv[1:]]
+    return [*program, *(sys.argv[1:] if words is None else words)]
 
 
 def is_workspace(drafts: Sequence[Draft]) -> bool:

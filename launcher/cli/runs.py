@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.cli.options import add_option
 from launcher.errors import UserError, escape
 from launcher.jobs.lookup import RunRef, find_run
+from launcher.jobs.status import LaunchStatus
 from launcher.runs.paths import display_path
+from launcher.slurm.states import State
 from launcher.sweeps.record import points_of, read_records
-from launcher.ui.terminal import print_message
+from launcher.ui.terminal import print_message, print_stderr
+
+NEWEST = 20  # runs of a table
 
 RUN_HELP = "a run's name, a path in it, or the id of one of its jobs"
 RUNS_HELP = f"{RUN_HELP}; a sweep stands for all of its points"
@@ -30,6 +34,17 @@ def add_base_results_dir(parser: argparse.ArgumentParser) -> None:
     """Add the option that all verbs about runs share."""
     text = "directory in which runs are found by name (default: results)"
     add_option(parser, "--base-results-dir DIR", text, default=Path("results"))
+
+
+def print_resumable(
+    statuses: Iterable[LaunchStatus], states: Container[State] = (State.INTERRUPTED,)
+) -> None:
+    """Print the command that continues the first of the runs that are in one of some states."""
+    runs = dict.fromkeys(item.run_dir for item in statuses if item.state in states)
+    if runs:
+        first, *others = (escape(shlex.quote(display_path(run_dir))) for run_dir in runs)
+        more = f" (and {len(others)} more)" if others else ""
+        print_stderr(f"to continue: slipway resume {first}{more}")
 
 
 def selected_run(args: argparse.Namespace) -> RunRef:

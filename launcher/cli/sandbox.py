@@ -89,7 +89,7 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "sandbox", None, "run a real multi-node Slurm on this machine", _HELP)
+    parser = add_verb(verbs, "sandbox", None, text=_HELP)
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     boot = _add_verb(verbs, "up", "boot a sandbox", _UP, _up)
     add_option(boot, "--nodes N", "nodes that run jobs (default: 4)", default=4)

@@ -12,7 +12,7 @@ import yaml
 from launcher.cli.options import Verbs, add_config_dir, add_option, add_overrides, add_verb
 from launcher.config.compose import compose, tree_roots
 from launcher.config.sources import Sources
-from launcher.errors import UserError, escape, nearest
+from launcher.errors import Mistakes, UserError, escape, nearest
 from launcher.runs.paths import display_path
 from launcher.secrecy import MASK, hidden
 from launcher.ui.tables import Line, print_styled
@@ -44,8 +44,7 @@ Leaf = tuple[tuple[str, ...], Any, str | None]
 
 
 def add_parser(verbs: Verbs) -> None:
-    text = "show the composed configuration, with the source of each value"
-    parser = add_verb(verbs, "show", run, text, _HELP)
+    parser = add_verb(verbs, "show", run, text=_HELP)
     add_overrides(parser, "such as training=gpt3/126m, or training.model", "OVERRIDE|KEY")
     add_option(parser, "--json", "print a list of {key, value, source}")
     add_option(parser, "--plain", "print without colours, also on a terminal")
@@ -81,23 +80,31 @@ def _narrowed(tree: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     if not keys:
         return tree
     narrowed: dict[str, Any] = {}
+    mistakes: list[UserError] = []
     for key in keys:
-        node, target = tree, narrowed
         *parents, last = key.split(".")
-        for name in parents:
-            node = _child(node, name, key, tree)
-            target = target.setdefault(name, {})
-        target[last] = _child(node, last, key, tree)
+        try:
+            node, target = tree, narrowed
+            for depth, name in enumerate(parents):
+                node = _child(node, name, key, parents[:depth], tree)
+                target = target.setdefault(name, {})
+            target[last] = _child(node, last, key, parents, tree)
+        except UserError as error:
+            mistakes.append(error)
+    if mistakes:
+        raise Mistakes(mistakes)
     return narrowed
 
 
-def _child(node: Any, name: str, key: str, tree: dict[str, Any]) -> Any:
+def _child(node: Any, name: str, key: str, parents: Sequence[str], tree: dict[str, Any]) -> Any:
     if isinstance(node, dict) and name in node:
         return node[name]
-    known = list(_keys(tree))
-    near = [other for other in known if other.endswith(f".{key}")][:3]
-    near = near or nearest(key, known)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"valid: {', '.join(tree)}"
+    siblings, above = node if isinstance(node, dict) else {}, ".".join(parents)
+    near = [other for other in _keys(tree) if other.endswith(f".{key}")][:3]
+    near = near or [f"{above}.{match}".lstrip(".") for match in nearest(name, siblings)]
+    hint = f"slipway show ... {above} shows those that are there, +{key}=VALUE adds it"
+    hint = hint if parents else f"valid: {', '.join(tree)}"
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else escape(hint)
     raise UserError(f"{escape(key) or repr(key)}: there is no such key", hint=hint)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
+from launcher.cli.runs import NEWEST, RUNS_HELP, add_base_results_dir, find_all, print_resumable
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, escape
 from launcher.jobs.lookup import RunRef, runs_in
 from launcher.monitor.run_status import StatusRow, as_table, collect_status, gone
@@ -27,7 +27,8 @@ Show the state of runs: the scheduler's state of the waiting and running launche
 newest, and the progress of its trainer. However many runs there are, the scheduler is asked once.
 
 examples:
-  slipway status                      the runs in results/, the last launched first
+  slipway status                      the newest twenty runs in results/, and all that have not ended
+  slipway status --active             only those that have not ended
   slipway status gpt3_126m            one run, by its name or its directory
   slipway status 4711                 one launch, by the id of its job
   slipway status --watch              all of them, until everything has ended
@@ -43,16 +44,18 @@ exit code:
 with --exit-code, and at the end of --watch, the worst of all runs, in this order:
   1    a run failed, or stopped before it completed
   3    the state of some run is UNKNOWN
-  75   a training was interrupted: launching it again resumes it
+  75   a training was interrupted: slipway resume continues it
   4    a run is pending or running
   0    all completed
   130  Ctrl-C; the jobs continue"""
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "status", run, "show the state of runs", _HELP)
+    parser = add_verb(verbs, "status", run, text=_HELP)
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUNS_HELP}; default: all runs")
     add_base_results_dir(parser)
+    add_option(parser, "--active", "only runs with a job that has not ended")
+    add_option(parser, "--all", f"all runs, not the newest {NEWEST}")
     add_option(parser, "--watch", "watch until everything has ended")
     text = f"how often --watch asks (default: {_INTERVAL:g}, at least {_LEAST_INTERVAL:g})"
     add_option(parser, "--interval SECONDS", text, type=_seconds, default=_INTERVAL)
@@ -72,16 +75,25 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     look = partial(_look, find_all(args.runs, args.base_results_dir), args.base_results_dir)
-    if args.watch:
+    rows = look() if args.active or not args.watch else ()
+    if args.active:
+        rows = [row for row in rows if row.may_live]
+        look = partial(_look, [RunRef(row.run_dir, row.number) for row in rows], args.base_results_dir)
+        if not rows:
+            print_stderr("no job is pending or running")
+    if args.watch and not (args.active and not rows):
         return _watch(args, look)
-    rows = look()
     if args.json:
         print_json([row.to_json() for row in rows])
     elif rows:
-        print_table(*as_table(rows), [row.status.state for row in rows])
-    else:
+        shown = rows if args.all or args.runs else _newest(rows)
+        print_table(*as_table(shown), [row.status.state for row in shown])
+        print_resumable(shown)
+        if len(shown) < len(rows):
+            print_message(f"{len(rows) - len(shown)} older runs: slipway status --all")
+    elif not args.active:
         _print_no_runs(args.base_results_dir)
-    if not args.runs:
+    if not (args.runs or args.active):
         # A hundred points would hide all other runs.
         for directory, count in sweeps_in(args.base_results_dir):
             where = escape(shlex.quote(display_path(directory)))
@@ -90,6 +102,11 @@ def run(args: argparse.Namespace) -> int:
     if args.exit_code:
         return worst_exit_code(states)
     return NOT_KNOWN if State.UNKNOWN in states else DONE
+
+
+def _newest(rows: Sequence[StatusRow]) -> list[StatusRow]:
+    """Return the newest rows, and those older ones whose jobs have not ended."""
+    return [row for place, row in enumerate(rows) if place < NEWEST or row.may_live]
 
 
 def _look(requested: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:

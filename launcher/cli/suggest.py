@@ -66,9 +66,8 @@ _SPARE = 2
 
 
 def add_parser(verbs: Verbs) -> None:
-    text = "suggest layouts that fit a model on its GPUs, the fastest first"
     overrides = "such as training=gpt3/40b; nodes=16 stands for training.trainer.num_nodes=16"
-    parser = add_examining_verb(verbs, "suggest", run, text, _HELP, overrides)
+    parser = add_examining_verb(verbs, "suggest", run, _HELP, overrides)
     add_option(parser, "--top N", "how many layouts (default: 5)", default=5)
 
 

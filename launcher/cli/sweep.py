@@ -56,7 +56,7 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "sweep", run, "launch a training for each combination of values", _HELP)
+    parser = add_verb(verbs, "sweep", run, text=_HELP)
     add_overrides(parser, "such as training.model.seed=1,2,3")
     text = "name of the sweep and its directory (default: the run's name and _sweep)"
     add_option(parser, "--name NAME", text)
@@ -84,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
     request = SweepRequest(command=this_command(), **{key: getattr(args, key) for key in keys})
     sweep = draft_sweep(request)
     dry = args.dry_run or sweep.points[0].draft.composition.config.dry_run
+    if not dry:
+        from launcher.cli.launch import require_chosen
+
+        require_chosen(sweep.points[0].draft.composition)
     # A dry run does not look at this machine.
     check_sweep(sweep, [*args.no_check, MACHINE] if dry else args.no_check)
     if not args.json:
@@ -115,6 +119,7 @@ def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
     """Print the points in a table, and how many there are."""
     labels = sweep.grid.labels
     counts = " × ".join(str(len(axis.values)) for axis in sweep.grid.axes)
+    counts = f"{counts} = " if len(sweep.grid.axes) > 1 else ""
     preview = sweep.points if all_of_them else sweep.points[:_SHOWN]
     rows = []
     for number, point in enumerate(preview, start=1):
@@ -126,7 +131,7 @@ def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
     rest = len(sweep.points) - len(preview)
     more = f"; {rest} more points, --dry-run shows all" if rest else ""
     where = display_path(sweep.directory)
-    print(f"{counts} = {len(sweep.points)} points, each a run in {where}{more}", flush=True)
+    print(f"{counts}{len(sweep.points)} points, each a run in {where}{more}", flush=True)
 
 
 def _print_launched(

@@ -49,7 +49,7 @@ _VERDICT_COLOURS = {errors.DONE: "bold green", errors.WENT_WRONG: "bold red"}
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "verify", run, "check that a run did its work", _HELP)
+    parser = add_verb(verbs, "verify", run, text=_HELP)
     add_run(parser)
     add_option(parser, "--json", "print an object with all checks")
 

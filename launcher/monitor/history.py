@@ -18,10 +18,11 @@ from launcher.monitor.events import Event, HeldOut, Progress, Start
 from launcher.monitor.logs import FAILURES
 from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of, finite
 from launcher.monitor.readers import all_events, newest_events
-from launcher.monitor.run_status import attributes, links_to_json
+from launcher.monitor.run_status import attributes, elapsed_seconds, links_to_json
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import exit_reason
+from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
 from slipway.supervisor.evidence import evidence, left_by_ranks
@@ -102,6 +103,16 @@ class LaunchRow:
     damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
+    def elapsed(self) -> str | None:
+        """The time that its job ran, of a chain that of all links together."""
+        chain = self.status.chain
+        if chain is None or not self.attempts:
+            return self.status.elapsed
+        links = [(row.elapsed, chain.jobs.get(row.attempt.job_id)) for row in self.attempts]
+        parts = [ran if ran is not None else job and elapsed_seconds(job) for ran, job in links]
+        return format_time_limit(int(sum(part or 0 for part in parts)))
+
+    @property
     def differs(self) -> Difference | None:
         """The keys by which it is a different training than an earlier launch of the run."""
         return difference_of(self.launch.manifest) if self.launch else None
@@ -125,7 +136,7 @@ class LaunchRow:
             "launched": manifest.created if manifest else None,
             **attributes(manifest, "user", "host"),
             "started": self.started,
-            "elapsed": self.status.elapsed,
+            "elapsed": self.elapsed,
             "node_list": self.status.nodes,
             "restarts": self.status.restarts,
             "links": links_to_json(self.status.chain),

@@ -72,7 +72,7 @@ def _started(attempts: Sequence[JobAttempt], status: JobStatus) -> float | None:
     # An attempt that is over is not the running one.
     if starts and (status.state.is_final or not all(attempt.is_over for attempt in attempts)):
         return min(starts)
-    elapsed = _elapsed_seconds(status)
+    elapsed = elapsed_seconds(status)
     return time.time() - elapsed if elapsed is not None and status.state is State.RUNNING else None
 
 
@@ -85,7 +85,7 @@ def _ended(
     by_user = cancelled_at(launch.paths.directory, job_id)
     if by_user is not None:
         return by_user
-    elapsed = _elapsed_seconds(status)
+    elapsed = elapsed_seconds(status)
     if started is not None and elapsed is not None:
         return started + elapsed
     if status.ended is not None:
@@ -94,7 +94,8 @@ def _ended(
     return end.ended if end is not None else None
 
 
-def _elapsed_seconds(status: JobStatus) -> int | None:
+def elapsed_seconds(status: JobStatus) -> int | None:
+    """Return the time that a job ran, in seconds."""
     if status.elapsed is None:
         return None
     with contextlib.suppress(ValueError):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.errors import UserError
 from launcher.jobs.launches import open_launches
@@ -165,19 +165,49 @@ def evaluated_losses(summary: RunSummary) -> list[tuple[int, float]]:
     return [(item.step, item.loss) for item in current if item.loss is not None]
 
 
+class Series(NamedTuple):
+    """Points of a plot: a line of braille, or symbols. The legend has those with a name."""
+
+    name: str | None
+    points: Points
+    colour: tuple[int, int, int]
+    symbol: str = "braille"
+
+
 def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> str:
     """Draw the losses of a run, with a legend above; raise UserError if plotext is missing."""
+    width = min(max(width, _NARROWEST), _WIDEST)
+    train, held_out = train_points(curves, width), held_out_points(curves, width)
+    shown = [evaluated[index] for index in evenly(len(evaluated), width // 3)]
+    series = [
+        Series("train loss", train, _BLUE),
+        Series("held-out loss", held_out, _ORANGE, "●"),
+        Series("evaluated", shown, _GREEN, "◆"),
+        Series("spike", curves.spikes, _RED, "▲"),
+    ]
+    return draw_series(series, curves.entropy, width, coloured=coloured)
+
+
+def train_points(curves: Curves, width: int) -> Points:
+    """Return the smoothed training loss, twice as many points as columns: a braille character has two."""
+    steps, losses = finite_points(curves.steps, curves.losses)
+    drawn = evenly(len(steps), 2 * width)
+    return list(zip([steps[index] for index in drawn], smooth(losses, at=drawn), strict=True))
+
+
+def held_out_points(curves: Curves, width: int) -> Points:
+    """Return the held-out loss, a point for each three columns at most."""
+    steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
+    return [(steps[index], losses[index]) for index in evenly(len(steps), width // 3)]
+
+
+def draw_series(series: Sequence[Series], entropy: float | None, width: int, *, coloured: bool) -> str:
+    """Draw series of losses, with a legend above; raise UserError if plotext is missing."""
     try:
         import plotext
     except ImportError as error:
         raise missing_plot_extra(error) from error
     width = min(max(width, _NARROWEST), _WIDEST)
-    steps, losses = finite_points(curves.steps, curves.losses)
-    # Twice as many points as columns: a braille character has two.
-    drawn = evenly(len(steps), 2 * width)
-    train = list(zip([steps[index] for index in drawn], smooth(losses, at=drawn), strict=True))
-    steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
-    held_out = [(steps[index], losses[index]) for index in evenly(len(steps), width // 3)]
     plotext.terminal.limit(False, False)  # a pipe has no size
     figure = plotext.figure
     figure.clear()
@@ -186,35 +216,27 @@ def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> st
     figure.canvas("default")
     for axis, side in (("x", "upper"), ("y", "right")):
         figure.axes(False, axis=axis, side=side)
-    shown = [evaluated[index] for index in evenly(len(evaluated), width // 3)]
-    _set_ticks(figure, [*train, *held_out, *shown, *curves.spikes], curves.entropy)
-    if curves.entropy is not None:
-        figure.line(curves.entropy, pixel=plotext.pixel(_GREY), style="dotted")
-    for points, symbol, pixel in (
-        (train, "braille", _BLUE),
-        (held_out, "●", _ORANGE),
-        (shown, "◆", _GREEN),
-        (curves.spikes, "▲", _RED),
-    ):
-        if points:
-            marker = plotext.marker(symbol, plotext.pixel(pixel))
-            signal = figure.signal([step for step, _ in points], [loss for _, loss in points], marker=marker)
-            figure.draw(signal.lines() if symbol == "braille" else signal)
+    series = [item for item in series if item.points]
+    _set_ticks(figure, [point for item in series for point in item.points], entropy)
+    if entropy is not None:
+        figure.line(entropy, pixel=plotext.pixel(_GREY), style="dotted")
+    for item in series:
+        marker = plotext.marker(item.symbol, plotext.pixel(item.colour))
+        signal = figure.signal(*map(list, zip(*item.points, strict=True)), marker=marker)
+        figure.draw(signal.lines() if item.symbol == "braille" else signal)
     lines = str(figure.build().string(colorless=not coloured)).rstrip("\n").split("\n")
-    return "\n".join([_legend(curves, bool(shown), coloured), *(line.rstrip() for line in lines)])
+    return "\n".join([_legend(series, entropy, coloured), *(line.rstrip() for line in lines)])
 
 
-def _legend(curves: Curves, has_evaluations: bool, coloured: bool) -> str:
+def _legend(series: Sequence[Series], entropy: float | None, coloured: bool) -> str:
     """Return the legend, which stands above the plot: within it, it would hide a part of the curves."""
-    entries = [("⠤⠤", _BLUE, "train loss")]
-    if curves.validation:
-        entries.append(("●", _ORANGE, "held-out loss"))
-    if has_evaluations:
-        entries.append(("◆", _GREEN, "evaluated"))
-    if curves.spikes:
-        entries.append(("▲", _RED, "spike"))
-    if curves.entropy is not None:
-        entries.append(("┈┈", _GREY, f"unigram entropy {tables.loss(curves.entropy)}"))
+    entries = [
+        ("⠤⠤" if item.symbol == "braille" else item.symbol, item.colour, item.name)
+        for item in series
+        if item.name is not None
+    ]
+    if entropy is not None:
+        entries.append(("┈┈", _GREY, f"unigram entropy {tables.loss(entropy)}"))
     parts = []
     for symbol, (red, green, blue), name in entries:
         painted = f"\x1b[38;2;{red};{green};{blue}m{symbol}\x1b[0m" if coloured else symbol

@@ -151,9 +151,13 @@ def _log_prefix(file_name: str) -> str:
     return f"log-{file_name}_"
 
 
+# The user's working directory, where the process has changed to another.
+typed_in: Path | None = None
+
+
 def display_path(path: Path) -> str:
     """Return a path as the user would type it in the working directory."""
-    cwd = Path.cwd()
+    cwd = typed_in or Path.cwd()
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 

@@ -14,6 +14,7 @@ from launcher.runs.provenance import host
 from launcher.schedulers.base import Acceptance, FoundJobs, JobRef, JobStatus, Submission
 from launcher.schedulers.job_status import from_marks, or_cancelled, said_by_log
 from launcher.slurm.environment import clean_environment
+from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import Action, State
 from slipway.common.files import read_json
 from slipway.supervisor import settings
@@ -127,7 +128,8 @@ def _status(ref: JobRef) -> JobStatus:
     if ref.host not in ("", host()):
         return JobStatus(State.UNKNOWN, f"it runs on {ref.host}, without Slurm: ask there")
     if _runs_script_of(ref):
-        return JobStatus(State.RUNNING, nodes=(marked and marked.nodes) or "localhost")
+        nodes = (marked and marked.nodes) or "localhost"
+        return JobStatus(State.RUNNING, nodes=nodes, elapsed=_elapsed(ref.job_id))
     # The mark may have been written between the two looks.
     marked = from_marks(ref, ref.job_id)
     if marked is None or not marked.state.is_final:
@@ -218,6 +220,12 @@ def is_alive(pid: str) -> bool:
 def _start(pid: str) -> int:
     """Return when a process began, in ticks of the system's clock."""
     return int((_stat(pid)[19:20] or ["0"])[0])
+
+
+def _elapsed(pid: str) -> str | None:
+    """Return how long a process has run; ``None`` if it is gone."""
+    start, running = _start(pid), time.clock_gettime(time.CLOCK_BOOTTIME)
+    return format_time_limit(max(int(running - start / os.sysconf("SC_CLK_TCK")), 0)) if start else None
 
 
 def _stat(pid: str) -> list[str]:

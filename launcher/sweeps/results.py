@@ -21,8 +21,9 @@ _MEASURED = ("STATE", "STEP", "VAL LOSS", "LOSS", "TOKENS/S", "ELAPSED", "JOB", 
 
 @dataclass(frozen=True)
 class Result:
-    """A point with the values that are swept, and how its newest launch is."""
+    """A point with its number in the sweep, the values that are swept, and how its newest launch is."""
 
+    number: int
     name: str
     values: dict[str, str]
     status: StatusRow
@@ -41,7 +42,7 @@ class Result:
         return [cells[name] for name in _MEASURED]
 
     def to_json(self) -> dict[str, Any]:
-        return {"point": self.name, "values": self.values, **self.status.to_json()}
+        return {"point": self.name, "number": self.number, "values": self.values, **self.status.to_json()}
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,13 @@ class Results:
 
     @property
     def columns(self) -> list[str]:
-        return ["POINT", *self.labels.values(), *_MEASURED]
+        return ["RANK", "POINT", *self.labels.values(), *_MEASURED]
 
     def rows(self) -> list[list[str]]:
         """Return the cells of `columns`; a point is identified by its values."""
         rows = [
-            (place, *map(point.values.get, self.labels), *point.cells)
-            for place, point in enumerate(self.points, start=1)
+            (rank, point.number, *map(point.values.get, self.labels), *point.cells)
+            for rank, point in enumerate(self.points, start=1)
         ]
         return [[escape(tables.text(cell)) for cell in row] for row in rows]
 
@@ -91,7 +92,10 @@ def gather(sweep_dir: Path) -> Results:
     run_dirs = [sweep_dir / name for name in values]
     # The newest of several live launches: it comes first.
     statuses = {status.run_dir: status for status in reversed(collect_status(run_dirs))}
-    points = [Result(path.name, values[path.name], statuses.get(path) or gone(path)) for path in run_dirs]
+    points = [
+        Result(number, path.name, values[path.name], statuses.get(path) or gone(path))
+        for number, path in enumerate(run_dirs, start=1)
+    ]
     return Results(labels, sorted(points, key=lambda point: point.rank))
 
 

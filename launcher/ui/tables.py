@@ -26,13 +26,15 @@ REASON = "REASON"
 _DROPPED_FIRST = (
     "NODES×TASKS",
     "NODELIST",
-    "VAL LOSS",
     "TOKENS/S",
     "LAUNCH",
     "ELAPSED/LIMIT",
+    "ELAPSED",
     "USER",
     "LOSS",
     "SINCE",
+    "JOB",
+    "VAL LOSS",
 )
 # The full list of a hundred nodes is in --json and in piped output.
 _LONGEST = {"NODELIST": 20, "RUN": 40}

@@ -20,7 +20,7 @@ FIRST = (
         "-",
         _CODE + r"state=(CANCELLED|REVOKED) |" + _ENDED_BY_SLURM + "None preempted=(None|-) requeue=[0-] ",
         "somebody cancelled it",
-        "launch it again to go on from its newest checkpoint",
+        "slipway resume goes on from its newest checkpoint",
     ),
     Rule(
         "mistake",
@@ -348,7 +348,7 @@ LAST = (
         "-",
         _ENDED_AT + r"\*\*\*$",
         "somebody cancelled it",
-        "launch it again to go on from its newest checkpoint",
+        "slipway resume goes on from its newest checkpoint",
     ),
     Rule(
         "lost",

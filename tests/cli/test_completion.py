@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.app import _VERBS
+from launcher.cli.verbs import VERBS
 from launcher.config.compose import compose, list_options
 from launcher.runs.index import Index
 
@@ -101,7 +101,7 @@ def test_bash_completes_a_line(
 
 def test_every_size_and_verb_is_completed(scripts: dict[str, Path], tmp_path: Path) -> None:
     assert completions_of(scripts, "slipway launch training=", tmp_path) == list_options("training")
-    assert completions_of(scripts, "slipway ", tmp_path) == list(_VERBS)
+    assert completions_of(scripts, "slipway ", tmp_path) == list(VERBS)
 
 
 def test_every_key_of_the_tree_is_completed(scripts: dict[str, Path], tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ _BRANCH = re.compile(r'^    "(.*)"\) options="(.*)" valued="(.*)" kind="(.*)" ;;
 
 def test_the_commands_are_those_of_the_parsers(scripts: dict[str, Path]) -> None:
     branches = {name: others for name, *others in _BRANCH.findall(scripts["zsh"].read_text())}
-    assert set(_VERBS) <= set(branches)
+    assert set(VERBS) <= set(branches)
     options, valued, kind = branches["launch"]
     assert "--dry-run" in options.split() and "--dry-run" not in valued
     assert "|--config-dir|" in valued

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.app import main
 from tests.supervisor.test_every_python import interpreter
 
 MODULES = """
@@ -22,8 +23,8 @@ EXITING = "code = 0\ntry: main(sys.argv[1:])\nexcept SystemExit: pass"
 
 
 def run_main(*arguments: str, cwd: Path, check: int = 0) -> subprocess.CompletedProcess[str]:
-    main = Path(__file__).resolve().parents[2] / "launcher" / "main.py"
-    done = subprocess.run([sys.executable, str(main), *arguments], cwd=cwd, capture_output=True, text=True)
+    script = Path(__file__).resolve().parents[2] / "launcher" / "main.py"
+    done = subprocess.run([sys.executable, str(script), *arguments], cwd=cwd, capture_output=True, text=True)
     assert done.returncode == check, done.stderr
     return done
 
@@ -128,3 +129,22 @@ def test_main_py_hides_no_module_of_others(tmp_path: Path) -> None:
     main = Path(__file__).resolve().parents[2] / "launcher"
     done = subprocess.run([sys.executable, "main.py", "--dry-run"], cwd=main, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["launch"],
+        ["launch", "cluster=local", "training.trainer.num_nodes=1"],
+        ["sweep", "training.model.seed=1,2"],
+    ],
+)
+def test_nothing_is_launched_that_nobody_chose(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The example of config.yaml takes 64 GPUs for a day."""
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert "no training is chosen" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert run_main(cwd=tmp_path, check=2).stderr.startswith("slipway: no training is chosen")

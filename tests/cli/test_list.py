@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
-from launcher.config.compose import list_options
+from launcher.config.compose import compose, list_options
 from launcher.runs.paths import display_path
+from slipway.arithmetic.parameters import count_parameters, vocabulary_size
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -34,6 +35,28 @@ def test_every_size_has_its_parameters(capsys: Capsys) -> None:
     h = 768
     assert sizes["gpt3/126m"]["parameters"] == 12 * (12 * h * h + 13 * h) + (50_304 + 2_048) * h + 2 * h
     assert (sizes["gpt3/126m"]["vocabulary"], sizes["gpt3/126m"]["hidden_size"]) == (50_304, 768)
+
+
+def test_sizes_are_read_as_hydra_composes_them(capsys: Capsys) -> None:
+    sizes = {row["size"]: row for row in json.loads(list_output(capsys, "training", "--json"))}
+    for size in (
+        "t5/220m",
+        "bert/110m",
+        "mixtral/mixtral_8x7b",
+        "gpt3/40b_64k",
+        "deepseek/deepseek_v3",
+        "mt5/11b",
+    ):
+        training = compose([f"training={size}"]).config.training
+        assert training is not None
+        model, row = training.model, sizes[size]
+        assert row["vocabulary"] == vocabulary_size(model)
+        assert row["parameters"] == count_parameters(model, row["vocabulary"], row["type"])
+        assert row["num_layers"] == {**model, **(model.get("encoder") or {})}["num_layers"]
+        assert (row["num_nodes"], row["devices"]) == (
+            training.trainer["num_nodes"],
+            training.trainer["devices"],
+        )
 
 
 def test_the_table_of_sizes(capsys: Capsys) -> None:

@@ -104,3 +104,20 @@ def test_runs_need_no_hydra_and_no_slurm(tmp_path: Path) -> None:
     assert "\na " in done.stdout
     loaded = set(done.stderr.split())
     assert not {"hydra", "omegaconf", "pydantic", "submitit", "rich", "launcher.schedulers.slurm"} & loaded
+
+
+def test_the_newest_twenty_are_listed(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(23):
+        launch(tmp_path / f"results/run{number:02}", created=f"2026-11-21T12:{number:02}:00Z")
+    assert main(["list", "runs"]) == 0
+    output = capsys.readouterr()
+    assert [line.split()[0] for line in output.out.splitlines()[1:]] == [
+        f"run{number:02}" for number in range(22, 2, -1)
+    ]
+    assert "3 older runs: slipway list --all" in output.err
+    assert main(["list", "--all"]) == 0
+    assert "run00" in capsys.readouterr().out
+    assert len(list_rows(capsys, "runs")) == 23

@@ -83,12 +83,25 @@ def test_keys_select_parts_of_the_tree(capsys: Capsys) -> None:
         ("training.modle", "did you mean 'training.model'"),
         ("num_nodes", "did you mean 'training.trainer.num_nodes'"),
         ("cluster.mem.x", "there is no such key"),
+        ("run.model_type", "did you mean 'training.run.model_type'"),
+        ("training.model.hidden_siz", "did you mean 'training.model.hidden_size'"),
+        # A key that this model does not have, and that resembles others by chance.
+        ("training.model.normalization", "slipway show ... training.model shows those that are there"),
+        ("nope", "valid: stages, "),
     ],
 )
 def test_an_unknown_key_is_refused(capsys: Capsys, key: str, hint: str) -> None:
     assert main(["show", key]) == 2
     output = capsys.readouterr()
     assert (output.out, hint in output.err) == ("", True), output.err
+
+
+def test_all_unknown_keys_are_named(capsys: Capsys) -> None:
+    assert main(["show", "training.modle", "cluster.mem", "clustre.mem"]) == 2
+    message = capsys.readouterr().err
+    assert "training.modle: there is no such key" in message
+    assert "clustre.mem: there is no such key" in message
+    assert "cluster.mem:" not in message
 
 
 def test_odd_values_stay_in_one_line(capsys: Capsys) -> None:

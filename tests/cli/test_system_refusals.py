@@ -52,7 +52,7 @@ def stranger(tmp_path: Path, other_user: int) -> int:
         ["launch", *LOCAL, "--config-dir", "private"],
         ["launch", *LOCAL, "--config-dir", "private/there"],
         ["launch", *LOCAL, "--template-dir", "private/there"],
-        ["launch", "cluster=bcm", "container={here}/private/there/x.sqsh"],
+        ["launch", "training=gpt3/126m", "cluster=bcm", "container={here}/private/there/x.sqsh"],
         ["launch", "training=gpt3/tiny", "cluster=local", MOCK, "cluster.python={here}/private/there/python"],
         ["launch", "training=gpt3/tiny", "cluster=local", MOCK, "base_results_dir={here}/private/there"],
         ["launch", "training=gpt3/tiny", "cluster=sandbox", "cluster.slurm_conf={here}/private/there/conf"],

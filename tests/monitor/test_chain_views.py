@@ -234,6 +234,7 @@ def test_history_lists_each_link(
     readings = [attempt.reading for attempt in row.attempts]
     assert readings[1] and readings[1].why == "a GPU was lost" and readings[1].nodes == ("n1",)
     assert readings[2] is None
+    assert row.elapsed == "00:01:00"  # 4 and 6 seconds, and 50 of the link that runs
     assert main(["history", "gpt3_tiny", "--base-results-dir", str(runs.base)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:3] == ["1", "13", "RUNNING"]

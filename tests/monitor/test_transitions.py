@@ -161,6 +161,20 @@ def test_a_narrow_terminal_keeps_the_column_since(
     assert {"run", "job", "state", "since"} <= set(names)
 
 
+def test_a_narrow_terminal_keeps_the_column_that_a_sweep_ranks_by() -> None:
+    from launcher.ui.tables import rich_table
+
+    row = {
+        "RANK": "1", "POINT": "12", "lr": "1.5e-4", "batch": "1024", "STATE": "COMPLETED",
+        "STEP": "10000/10000", "VAL LOSS": "2.3456", "LOSS": "2.4567", "TOKENS/S": "1.23M",
+        "ELAPSED": "1-02:03:04", "JOB": "9529820_12", "REASON": "-",
+    }  # fmt: skip
+    table = rich_table(list(row), [list(row.values())], [State.COMPLETED], 80)
+    names = [str(column.header) for column in table.columns]
+    assert {"rank", "point", "lr", "batch", "state", "val loss"} <= set(names)
+    assert "tokens/s" not in names
+
+
 @pytest.mark.parametrize(
     ("asked", "granted", "shown"),
     [

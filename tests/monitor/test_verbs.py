@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -192,6 +193,37 @@ def test_the_live_panel(runs: Runs, scheduler: FakeScheduler) -> None:
     assert sparkline([1.0, float("nan")]) == "" and sparkline([2.0, 1.0]) == "█▁"
 
 
+# status
+
+
+def test_status_shows_the_newest_and_what_has_not_ended(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
+    for number in range(23):
+        directory = runs.launch(f"run{number:02}", job_id=str(100 + number)).parent
+        os.utime(directory, (number, number))
+        scheduler.set(str(100 + number), RUNNING if number == 1 else COMPLETED)
+    assert slipway(runs, "status") == 0
+    output = capsys.readouterr()
+    shown = [line.split()[0] for line in output.out.splitlines()[1:]]
+    assert shown == [*(f"run{number:02}" for number in range(22, 2, -1)), "run01"]
+    assert "2 older runs: slipway status --all" in output.err
+    assert slipway(runs, "status", "--all") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 24
+    assert slipway(runs, "status", "--active", "--json") == 0
+    assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["run01"]
+
+
+def test_an_interrupted_run_is_resumed_by_the_printed_command(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
+    runs.launch()
+    scheduler.set("11", JobStatus(State.INTERRUPTED))
+    for verb in ("status", "history"):
+        assert slipway(runs, verb, "gpt3_tiny") == 0
+        assert f"to continue: slipway resume {runs.base}/gpt3_tiny" in capsys.readouterr().err
+
+
 # plot
 
 
@@ -227,6 +259,25 @@ def test_plot_as_json(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> N
     summary = json.loads(capsys.readouterr().out)
     assert summary["below_entropy"] is True and summary["tokens"] == 614400
     assert not (runs.base / "gpt3_tiny" / "loss.png").exists()
+
+
+def test_plot_of_several_runs(runs: Runs, scheduler: FakeScheduler, capsys: Capsys, tmp_path: Path) -> None:
+    for name, last in (("worse", 100), ("better", 300)):
+        append(runs.launch(name), whole_training(0, last))
+    runs.launch("waiting")
+    assert slipway(runs, "plot", "worse", "waiting", "better") == 0
+    output = capsys.readouterr()
+    assert [line.split()[0] for line in output.out.splitlines()[:3]] == ["RUN", "better", "worse"]
+    assert "⠤⠤ better   ⠤⠤ worse" in output.out
+    assert "waiting has no training step yet" in output.err
+    assert (runs.base / "worse/comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert slipway(runs, "plot", "worse", "better", "--json") == 0
+    assert [run["run"] for run in json.loads(capsys.readouterr().out)] == ["better", "worse"]
+    png = tmp_path / "own.png"
+    assert slipway(runs, "plot", "worse", "better", "--no-terminal", "--output", str(png)) == 0
+    assert png.exists() and "⠤" not in capsys.readouterr().out
+    with pytest.raises(UserError, match="no training step yet"):
+        slipway(runs, "plot", "waiting", str(runs.base / "waiting/launches"))
 
 
 @pytest.mark.parametrize("module", ["plotext", "matplotlib.figure"])

@@ -119,3 +119,9 @@ def test_failed_write_leaves_nothing_behind(tmp_path: Path, capsys: pytest.Captu
     assert "templates" in capsys.readouterr().err
     assert read_tree(tmp_path) == {"there/templates": b"mine"}
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["templates"]
+
+
+def test_the_wrapper_works_without_a_slipway_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert main(["init", str(tmp_path)]) == 0
+    assert "#SBATCH --job-name=nemo-megatron-gpt3_mine\n" in dry_run(tmp_path, cwd=tmp_path)

@@ -91,6 +91,7 @@ def test_a_script_that_became_its_supervisor_is_still_the_job(tmp_path: Path) ->
         assert scheduler.locate(job_id) == script
         (status,) = scheduler.statuses([JobRef({1: job_id}, directory, [tag], host())])
         assert status.state is State.RUNNING
+        assert status.elapsed is not None and "00:00:00" <= status.elapsed <= "00:01:00"
         # If this machine is a node of Slurm's, the job is Slurm's.
         (directory / "supervisor.json").write_text('{"scheduler": "slurm"}')
         assert scheduler.find(submissions) == {} and scheduler.locate(job_id) is None

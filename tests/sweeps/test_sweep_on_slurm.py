@@ -243,7 +243,7 @@ def test_a_dry_run_shows_points_and_script_and_writes_nothing(site: Site) -> Non
     output = site.slipway(
         "sweep", "--name=dry", *TRAIN, "training.model.optim.lr=1e-3,2e-3", "--dry-run"
     ).stdout
-    assert "2 = 2 points, each a run in results/dry" in output
+    assert "\n2 points, each a run in results/dry" in output
     assert "#SBATCH --array=0-1\n" in output
     assert not (site.directory / "results" / "dry").exists()
 
@@ -301,8 +301,8 @@ def test_the_best_training_comes_first(site: Site, under_way: dict[str, Any]) ->
     assert points["lr=1e-3"]["val_loss"] < points["lr=1.0"]["val_loss"]
     assert all(point["step"] == 4 and point["tokens_per_second"] for point in points.values())
     table = site.slipway("sweep", "--results", "trained").stdout.splitlines()
-    assert table[0].split()[:4] == ["POINT", "lr", "STATE", "STEP"]
-    assert [line.split()[:4] for line in table[1:]] == [
-        ["1", "1e-3", "COMPLETED", "4/4"],
-        ["2", "1.0", "COMPLETED", "4/4"],
+    assert table[0].split()[:5] == ["RANK", "POINT", "lr", "STATE", "STEP"]
+    assert [line.split()[:5] for line in table[1:]] == [
+        ["1", "2", "1e-3", "COMPLETED", "4/4"],
+        ["2", "1", "1.0", "COMPLETED", "4/4"],
     ]

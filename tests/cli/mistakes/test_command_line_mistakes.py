@@ -11,8 +11,13 @@ import pytest
 
 from tests.cli.mistakes.places import LOCAL, MOCK, Places, Rows, assert_mistake, run
 
+SIZE = "training=gpt3/126m"
+
 LAUNCHING: Rows = [
-    (["container=null", "engine=nemo"], ["there is no Slurm here", "slipway sandbox up", "cluster=local"]),
+    (
+        [SIZE, "container=null", "engine=nemo"],
+        ["there is no Slurm here", "slipway sandbox up", "cluster=local"],
+    ),
     ([*LOCAL, MOCK, "cluster.python=@bare"], ["cannot import torch, megatron", "[train]"]),
     (
         ["cluster=sandbox", "training=gpt3/tiny", "cluster.python=@bare"],

@@ -82,8 +82,9 @@ def test_status_reports_the_state(runs: SandboxRuns, expected: ExpectedStatus) -
 
 
 def test_the_table_has_a_line_for_each_run(runs: SandboxRuns) -> None:
-    done = runs.slipway("status")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = runs.slipway("status", "--all")
+    hint = "to continue: slipway resume results/interrupted\n"
+    assert (done.returncode, done.stderr) == (0, hint)
     lines = {line.split()[0]: line.split() for line in done.stdout.splitlines()[1:]}
     for expected in EVERY:
         assert lines[expected.run][2:4] == [runs.jobs.get(expected.run, "-"), expected.state]

@@ -1,0 +1,104 @@
+"""`slipway resume`: launch again what the newest launch of a run was."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.cli.launch import draft_and_launch, finish
+from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb, verb_first
+from launcher.cli.requests import add_no_check
+from launcher.cli.runs import add_run, selected_run
+from launcher.config.overrides import Override, hydra_value, parse_override
+from launcher.config.site_trees import config_dirs_of
+from launcher.errors import UserError, escape
+from launcher.jobs.launches import Launch, open_launch
+from launcher.runs import paths
+from launcher.runs.paths import COMMAND_LOG
+from launcher.runs.trust import why_untrusted
+from launcher.secrecy import MASK
+from launcher.ui.terminal import print_message
+from slipway.common.files import read_text
+
+_HELP = """\
+Launch again what the newest launch of a run was: its overrides, its trees, the checks that it skipped; and
+further overrides. A training continues from its newest checkpoint.
+
+The files of the trees are read as they are now. Relative paths start where the run was launched, also in
+further overrides.
+
+examples:
+  slipway resume gpt3_126m                                      continue it
+  slipway resume gpt3_126m training.trainer.max_steps=2000      train longer
+  slipway resume gpt3_126m cluster.time_limit=8:00:00 --dry-run
+  slipway resume 4711                                           what the launch of this job was
+
+exit code:
+  that of slipway launch"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "resume", run, text=_HELP)
+    add_run(parser)
+    add_overrides(parser, "such as training.trainer.max_steps=2000")
+    add_option(parser, "--follow", "show the progress until the job ends")
+    add_option(parser, "--json", "print what was submitted, as JSON")
+    add_option(parser, "--dry-run", "print the script; write and submit nothing")
+    add_no_check(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Launch a run again, or print what would be launched; return the exit code."""
+    selected = selected_run(args)
+    launch = open_launch(selected.run_dir, selected.launch)
+    why = why_untrusted(launch.paths.manifest)
+    if why is not None:
+        message = f"{launch.paths.manifest}, which says what was launched, is not trusted: {why}"
+        hint = f"read {launch.paths.directory / COMMAND_LOG}, and launch it yourself"
+        raise UserError(escape(message), hint=escape(hint))
+    _change_directory(launch.paths.directory)
+    options = argparse.ArgumentParser(add_help=False)
+    add_no_check(options)
+    add_tree_options(options)
+    recorded, _ = options.parse_known_args(verb_first(launch.manifest.command[1:]))
+    recorded.no_check = [*recorded.no_check, *args.no_check]
+    vars(args).update(vars(recorded))
+    args.config_dirs = config_dirs_of(recorded.config_dirs)
+    values: list[tuple[str, object]] = [("--config-dir", tree) for tree in recorded.config_dirs]
+    values += [
+        ("--template-dir", recorded.template_dir),
+        *(("--no-check", name) for name in recorded.no_check),
+    ]
+    words = [f"{option}={value}" for option, value in values if value is not None]
+    overrides = _overrides(launch, [parse_override(text) for text in args.overrides])
+    return finish(args, draft_and_launch(args, overrides, ["launch", *overrides, *words]))
+
+
+def _overrides(launch: Launch, further: Sequence[Override]) -> list[str]:
+    """Return the overrides on record, without those that further ones replace, and these."""
+    stored = [parse_override(text) for text in launch.manifest.overrides]
+    own, tree = [*further], launch.paths.run_dir.parent
+    if tree != Path("results").absolute() and f"base_results_dir={tree}" not in launch.manifest.overrides:
+        own.insert(0, parse_override(f"base_results_dir={hydra_value(str(tree))}"))
+    if any(item.key == "stages" and "," in (item.value or "") for item in stored):
+        own.insert(0, parse_override(f"stages=[{launch.manifest.stage}]"))
+    replaced = {(item.sign, item.key) for item in own}
+    kept = [item for item in stored if (item.sign, item.key) not in replaced]
+    secret = next((escape(item.key) for item in kept if MASK in item.text), None)
+    if secret is not None:
+        raise UserError(f"{secret}: a secret, which is not on record", hint=f"give it again: {secret}=...")
+    return [item.text for item in (*kept, *own)]
+
+
+def _change_directory(launch_dir: Path) -> None:
+    """Change to the directory in which a launch was typed, and show paths as from the one before."""
+    here = Path.cwd()
+    try:
+        _, directory, *_ = shlex.split(read_text(launch_dir / COMMAND_LOG).partition("\n")[0])
+        os.chdir(directory)
+        paths.typed_in = here
+    except (OSError, ValueError) as error:
+        print_message(f"relative paths start here, not where the run was launched: {escape(str(error))}")

@@ -1,0 +1,74 @@
+"""The table of verbs: the text of each in the help, its module, and other tools' words for it."""
+
+from __future__ import annotations
+
+# In the order of the help.
+VERBS = {
+    "launch": "plan a training and submit it",
+    "resume": "launch again what the newest launch of a run was",
+    "sweep": "launch a training for each combination of values",
+    "check": "check a launch before it is submitted",
+    "suggest": "suggest layouts that fit a model on its GPUs, the fastest first",
+    "doctor": "examine this machine, the cluster and its nodes for a launch",
+    "gpu-check": "check what the GPUs of a machine compute, by small trainings",
+    "render": "print the script of the next launch",
+    "diff": "show what another launch of a run would change",
+    "show": "show the composed configuration, with the source of each value",
+    "list": "list the stages, model sizes, clusters or runs",
+    "status": "show the state of runs",
+    "follow": "watch a launch until its job has ended",
+    "logs": "print the log of a launch, or follow it",
+    "plot": "summarize a run and plot its losses, or those of several runs",
+    "history": "list the launches of a run, or show the provenance of one",
+    "cancel": "cancel the jobs of runs",
+    "hold": "keep pending jobs from starting",
+    "release": "let held jobs start",
+    "attach": "open a shell beside a running job",
+    "verify": "check that a run did its work",
+    "clean": "remove checkpoints of a run, archive the run, or remove it",
+    "convert": "convert a checkpoint to Hugging Face, or from it",
+    "evaluate": "measure a checkpoint on held-out data, and with lm-eval",
+    "generate": "write text with the model of a checkpoint",
+    "data": "prepare training data, and look at it",
+    "image": "build, import, inspect, push and prune container images",
+    "sandbox": "run a real multi-node Slurm on this machine",
+    "init": "write a small tree of your own to edit",
+    "adopt": "make a tree of your own from a NeMo launcher's conf/",
+    "completion": "print the completion script for bash or zsh",
+}
+
+# The modules of the verbs that are not called as their verb is.
+MODULES = {
+    "diff": "render",
+    "follow": "logs",
+    "gpu-check": "gpu_check",
+    "plot": "history",
+    **dict.fromkeys(("cancel", "hold", "release", "attach"), "acting"),
+    **dict.fromkeys(("convert", "evaluate"), "checkpoints"),
+}
+
+# What other tools call a verb.
+_SYNONYMS = {
+    "launch": "train run submit start sbatch srun pretrain",
+    "resume": "continue restart relaunch requeue",
+    "render": "script",
+    "check": "validate lint",
+    "show": "config",
+    "list": "ls runs models",
+    "status": "ps squeue queue top jobs info",
+    "follow": "watch monitor wait",
+    "logs": "tail log cat",
+    "history": "sacct describe",
+    "cancel": "stop kill scancel abort",
+    "attach": "ssh exec shell",
+    "clean": "prune archive",
+    "clean --remove": "rm remove delete del",
+    "convert": "export",
+    "evaluate": "eval",
+    "generate": "sample infer chat complete",
+    "data prepare": "preprocess tokenize prepare",
+    "image build": "build",
+    "init": "new",
+    "adopt": "migrate import",
+}
+OTHER_WORDS = {word: verb for verb, words in _SYNONYMS.items() for word in words.split()}
