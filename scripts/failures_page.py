@@ -13,15 +13,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from slipway.supervisor import failure_rules  # noqa: E402
-from slipway.supervisor.rules import Rule  # noqa: E402
+from slipway.common.node import failure_rules  # noqa: E402
+from slipway.common.node.rules import FailureRule  # noqa: E402
 
 PAGE = ROOT / "docs" / "failures.md"
 
 _INTRODUCTION = """\
 # Failure rules: why a job ended
 
-<!-- Written by scripts/failures_page.py from slipway/supervisor/failure_rules.py: change the rules there. -->
+<!-- Written by scripts/failures_page.py from slipway/common/node/failure_rules.py; change that. -->
 
 The supervisor of each job judges it at its end, and writes into `marks/JOB.0.ended.json` what it found: exit
 code, Slurm's state, the first rank that failed and its node, the last step, the *rule* that matched,
@@ -48,7 +48,7 @@ _PARTS = (
 )
 
 
-def _rows(rules: Sequence[Rule]) -> list[str]:
+def _rows(rules: Sequence[FailureRule]) -> list[str]:
     lines = ["| rule | of | verdict | what happened | what you can do |", "|---|---|---|---|---|"]
     for rule in rules:
         cells = (f"`{rule.name}`", rule.of, rule.verdict, rule.means, rule.advice or "")
@@ -56,7 +56,7 @@ def _rows(rules: Sequence[Rule]) -> list[str]:
     return lines
 
 
-def _patterns(rules: Sequence[Rule]) -> list[str]:
+def _patterns(rules: Sequence[FailureRule]) -> list[str]:
     """Return the patterns as a block: not in the table, whose cells end at each bar."""
     width = max(len(rule.name) for rule in rules)
     return ["```text", *(f"{rule.name:{width}}  {rule.pattern}" for rule in rules), "```"]

@@ -1,4 +1,4 @@
-"""The marks of a job, as its script leaves them: `slipway.supervisor.marks`."""
+"""The marks of a job, as its script leaves them: `slipway.common.node.marks`."""
 
 from __future__ import annotations
 

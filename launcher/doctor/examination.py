@@ -31,7 +31,7 @@ from launcher.images.registry import HUB_MACHINES, login_file
 from launcher.plan import Plan
 from launcher.slurm.commands import Unreachable, error_text, run
 from launcher.slurm.environment import clean_environment
-from slipway.supervisor.settings import OLDEST_PYTHON
+from slipway.common.node.settings import OLDEST_PYTHON
 
 _OLDEST_PYTHON = ".".join(map(str, OLDEST_PYTHON))
 _INSTALL_PYTHON = f"install python3, {_OLDEST_PYTHON} or newer, on the nodes"

@@ -15,7 +15,7 @@ from launcher.runs.receipts import acts
 from launcher.schedulers.base import JobStatus, NoAnswer, NotHeld
 from launcher.slurm.commands import Unreachable
 from launcher.slurm.states import Action, State
-from slipway.supervisor.marks import GIVEN_UP, claim
+from slipway.common.node.marks import GIVEN_UP, claim
 
 # The seconds between two questions for the end of a job: the first, and the largest.
 _SECONDS, _MAX_SECONDS = 0.3, 5.0

@@ -20,7 +20,7 @@ from launcher.runs.paths import CHECKPOINTS, display_path
 from launcher.runs.trained import TRAINING, marked_checkpoints, newest_training
 from launcher.runs.trust import is_own
 from slipway.common.files import sync_path
-from slipway.supervisor.checkpoints import progress, step_of
+from slipway.common.node.checkpoints import progress, step_of
 
 # A name that our trainer passes over; it removes what has it, too.
 _REMOVING = ".removing-"

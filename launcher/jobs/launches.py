@@ -15,7 +15,7 @@ from launcher.runs.manifest import Manifest, find_manifest
 from launcher.runs.paths import LAUNCHES, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
 from launcher.schedulers.base import JobRef, JobStatus, Scheduler, Submission
-from slipway.supervisor.marks import JobAttempt, job_of, later_jobs, read_attempts
+from slipway.common.node.marks import JobAttempt, job_of, later_jobs, read_attempts
 
 T = TypeVar("T")
 

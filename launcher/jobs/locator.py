@@ -24,7 +24,7 @@ from launcher.runs.manifest import find_manifest
 from launcher.runs.paths import LAUNCHES, launch_dir_of, launch_numbers, submitted_tag
 from launcher.schedulers.base import Scheduler
 from launcher.slurm.commands import Retry, SchedulerSilent
-from slipway.supervisor.marks import job_of
+from slipway.common.node.marks import job_of
 
 T = TypeVar("T")
 

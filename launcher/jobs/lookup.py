@@ -16,7 +16,7 @@ from launcher.jobs.locator import RunLocator, entries_of, is_run, runs_below
 from launcher.runs import provenance
 from launcher.runs.index import Entry
 from launcher.runs.paths import LAUNCHES, display_path, find_runs, launch_numbers
-from slipway.supervisor.marks import later_jobs
+from slipway.common.node.marks import later_jobs
 
 _JOB = re.compile(r"(\d+)(?:_(\d+))?", re.ASCII)
 _MAX_NAMED = 12  # in a message

@@ -35,10 +35,10 @@ from launcher.schedulers.base import NoAnswer, Scheduler
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
 from slipway.common.files import write_atomic
-from slipway.supervisor.excluded import ExcludedNode, read_excluded
+from slipway.common.node.excluded import ExcludedNode, read_excluded
+from slipway.common.node.marks import GIVEN_UP, claim, claimant
 from slipway.supervisor.following import NAME as STAGES_FILE
 from slipway.supervisor.following import Repeated, Stage, Stages, to_json
-from slipway.supervisor.marks import GIVEN_UP, claim, claimant
 
 __all__ = ["launch", "launch_stages", "nodes_to_avoid"]
 

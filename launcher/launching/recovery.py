@@ -17,7 +17,7 @@ from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import display_path, launch_numbers
 from launcher.schedulers.local import is_alive
-from slipway.supervisor.marks import GIVEN_UP, claim, job_of
+from slipway.common.node.marks import GIVEN_UP, claim, job_of
 
 _logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 Where an answer is lost, the job is looked for by its tag, and submitted again only when the scheduler has
 answered that it knows none. It may take the first submission after that, so that there are two. The claim of
-the launch, ``marks/job``, then decides which of them is its job: `slipway.supervisor.marks`.
+the launch, ``marks/job``, then decides which of them is its job: `slipway.common.node.marks`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launcher.runs.receipts import submitted_jobs
 from launcher.schedulers.base import Acceptance, NoAnswer, Scheduler, Submission
 from launcher.slurm.commands import SchedulerSilent
 from launcher.slurm.states import Action
-from slipway.supervisor.marks import GIVEN_UP, claim
+from slipway.common.node.marks import GIVEN_UP, claim
 
 _LONGEST_WAIT_SECONDS = 16.0
 

@@ -25,7 +25,7 @@ from launcher.runs.write import link_newest, write_launch
 from launcher.schedulers.job_status import declared_tasks
 from launcher.secrecy import recorded
 from slipway.common.files import read_text, write_atomic
-from slipway.supervisor.excluded import ExcludedNode
+from slipway.common.node.excluded import ExcludedNode
 
 
 def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> Manifest:

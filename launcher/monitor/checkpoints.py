@@ -15,7 +15,7 @@ from launcher.jobs.launches import Launch
 from launcher.runs.paths import LaunchPaths, display_path
 from launcher.runs.trained import checkpoints_of, marked_checkpoints, node
 from slipway.common.files import open_regular, read_text, unix_time
-from slipway.supervisor.checkpoints import LAST, MARKER, TRACKER, UNFINISHED, step_of
+from slipway.common.node.checkpoints import LAST, MARKER, TRACKER, UNFINISHED, step_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from launcher.schedulers.job_status import exit_reason
 from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
-from slipway.supervisor.evidence import evidence, left_by_ranks
-from slipway.supervisor.judging import Facts, judge, rule_named
-from slipway.supervisor.marks import JobAttempt
+from slipway.common.node.evidence import evidence, left_by_ranks
+from slipway.common.node.judging import Facts, judge, rule_named
+from slipway.common.node.marks import JobAttempt
 
 # Slurm's word for a job that was put back into the queue; a job does not stay in this state.
 REQUEUED = "REQUEUED"

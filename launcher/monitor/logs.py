@@ -19,7 +19,7 @@ from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from slipway.common.files import names_in, open_regular
-from slipway.supervisor.evidence import Left, left_by_ranks
+from slipway.common.node.evidence import Left, left_by_ranks
 
 FAILURES = "failures"
 

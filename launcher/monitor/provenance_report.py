@@ -18,7 +18,7 @@ from launcher.secrecy import recorded, redacted
 from launcher.ui import tables
 from launcher.ui.tables import moment
 from slipway.common.files import names_in, open_regular, read_json, whole
-from slipway.supervisor.marks import image_digest
+from slipway.common.node.marks import image_digest
 
 _MOST_SHOWN = 8
 

@@ -15,7 +15,7 @@ from launcher.rendering.quoting import RawShell, blaming_templates, expand, temp
 from launcher.rendering.slurm_flags import header_lines, salloc_arguments, srun_arguments
 from launcher.rendering.supervision import supervisor_settings
 from launcher.slurm.environment import INHERITED_PREFIXES
-from slipway.supervisor.settings import CONTAINER, to_json
+from slipway.common.node.settings import CONTAINER, to_json
 
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()

@@ -11,7 +11,7 @@ from launcher.errors import UserError
 from launcher.plan import Container, ContainerOptions, Job, Mount, Plan, Resources
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
 from launcher.slurm.srun_options import step_options
-from slipway.supervisor.settings import CONTAINER, IMAGE
+from slipway.common.node.settings import CONTAINER, IMAGE
 
 # Digits of an image's digest in the name of a container made of it; the supervisor takes as many.
 NAME_DIGITS = 12

@@ -14,11 +14,11 @@ import slipway.supervisor
 from launcher.plan import Container, Job, Plan
 from launcher.rendering.slurm_flags import host_arguments
 from launcher.slurm.notations import limit_seconds
-from slipway.supervisor.settings import ChainSettings, ContainerSettings, Settings
+from slipway.common.node.settings import ChainSettings, ContainerSettings, Settings
 
 _PACKAGE = Path(slipway.supervisor.__file__).parent
 # What the supervisor needs of the floor, in the syntax of Python 3.6.
-_FLOOR = ("__init__.py", "common/__init__.py", "common/files.py")
+_FLOOR = ("__init__.py", "common/__init__.py", "common/files.py", "common/node/*.py")
 # The oldest that a zip file can hold.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 _REGULAR_FILE = 0o100644 << 16
@@ -35,7 +35,8 @@ def supervisor_archive(package: Path = _PACKAGE) -> bytes:
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for source in (*(package.parent / name for name in _FLOOR), *sorted(package.glob("*.py"))):
+        floor = (path for name in _FLOOR for path in package.parent.glob(name))
+        for source in sorted((*floor, *package.glob("*.py"))):
             name = str(source.relative_to(package.parent.parent))
             name = source.name if source.name == "__main__.py" else name
             content = source.read_bytes()

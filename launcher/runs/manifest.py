@@ -23,9 +23,9 @@ from launcher.runs.paths import (
 )
 from launcher.runs.trust import user_name
 from slipway.common.files import RECORD_LIMIT, UnfitFile, is_job_id, read_json, read_text, write_atomic
-from slipway.supervisor.marks import job_of
-from slipway.supervisor.settings import NAME as SETTINGS
-from slipway.supervisor.settings import from_json
+from slipway.common.node.marks import job_of
+from slipway.common.node.settings import NAME as SETTINGS
+from slipway.common.node.settings import from_json
 
 logger = logging.getLogger("launcher.runs")
 
@@ -69,8 +69,8 @@ class Manifest:
     `from_job` is set, and otherwise were submitted with it; `after` is the dependency of a stage, such as
     ``afterok:17``, and `waits_for` the run that it waits for; with `every` it is submitted after each so many
     checkpoints of that run too, as further jobs of the launch; `excluded` are the nodes to avoid at the
-    launch (`slipway.supervisor.excluded`). `nodes` is the least number of nodes if `max_nodes` is set. `data`
-    is the identity of the files that the training reads, as far as the launching machine sees them
+    launch (`slipway.common.node.excluded`). `nodes` is the least number of nodes if `max_nodes` is set.
+    `data` is the identity of the files that the training reads, as far as the launching machine sees them
     (`launcher.checks.gathering.data`). `differs` has the keys by which it is another training than that of an
     earlier launch of the run: ``{"launch": 1, "changes": [{"key": ..., "old": ..., "new": ...}]}``. `granted`
     is what Slurm gave the job in place of what was asked for: ``{"nodes": {"asked": ..., "granted": ...}}``.

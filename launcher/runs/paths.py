@@ -21,8 +21,8 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from slipway.common.files import names_in
-from slipway.supervisor import settings as supervisor_settings
-from slipway.supervisor.marks import MARKS
+from slipway.common.node import settings as supervisor_settings
+from slipway.common.node.marks import MARKS
 
 LAUNCHES = "launches"
 NEWEST = "newest"

@@ -12,7 +12,7 @@ from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest, read_yaml
 from launcher.runs.paths import LAUNCHES, LaunchPaths, launch_numbers
 from slipway.common.files import read_json, whole
-from slipway.supervisor.checkpoints import MARKER
+from slipway.common.node.checkpoints import MARKER
 
 TRAINING = "training"
 # A checkpoint lies in RUN/checkpoints, and its parts below that.

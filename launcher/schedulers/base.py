@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from launcher.errors import NOT_KNOWN, UserError
 from launcher.slurm.states import Action, State
-from slipway.supervisor.marks import JobAttempt, read_attempts
+from slipway.common.node.marks import JobAttempt, read_attempts
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus
 from launcher.schedulers.job_status import ANOTHER_JOB, from_marks, status_of_attempt
 from launcher.slurm.states import State
-from slipway.supervisor.marks import ChainEnd, JobAttempt, chain_end
+from slipway.common.node.marks import ChainEnd, JobAttempt, chain_end
 
 # The prefix of a job's id in the mark that ends a chain.
 _JOB = "job "

@@ -20,9 +20,9 @@ from launcher.slurm.notations import compress_tasks, expand_tasks, format_time_l
 from launcher.slurm.records import LAUNCH_FAILURE, Record
 from launcher.slurm.states import State, why_waiting
 from slipway.common.files import open_regular
-from slipway.supervisor.marks import JobAttempt, cancelled_by
-from slipway.supervisor.rules import EXIT_INTERRUPTED
-from slipway.supervisor.slurm_states import END_REASONS, FINAL, STATES, plain_word
+from slipway.common.node.marks import JobAttempt, cancelled_by
+from slipway.common.node.rules import EXIT_INTERRUPTED
+from slipway.common.node.slurm_states import END_REASONS, FINAL, STATES, plain_word
 
 _HEADER_BYTES = 1 << 16
 # Slipway's own arrays have a run directory for every task.
@@ -163,8 +163,8 @@ def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStat
 
 def said_by_log(ref: JobRef) -> str | None:
     """Return what a job's log tells of its end; for one that left no mark of it, as on a full disk."""
-    from slipway.supervisor.evidence import evidence  # late, as the next: most jobs left a mark
-    from slipway.supervisor.judging import Facts, judge
+    from slipway.common.node.evidence import evidence  # late, as the next: most jobs left a mark
+    from slipway.common.node.judging import Facts, judge
 
     for script in scripts_in(ref.launch_dir):
         log = f"{log_prefix_beside(script)}{ref.job_id}"

@@ -17,7 +17,7 @@ from launcher.slurm.environment import clean_environment
 from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import Action, State
 from slipway.common.files import read_json
-from slipway.supervisor import settings
+from slipway.common.node import settings
 
 # The index of the tag in a supervisor's command.
 _TAG = 3

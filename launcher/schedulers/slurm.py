@@ -25,7 +25,7 @@ from launcher.slurm.notations import expand_tasks
 from launcher.slurm.questions import JobQuestions
 from launcher.slurm.records import Record, by_job, script_of
 from launcher.slurm.states import HELD_STATES, Action, State
-from slipway.supervisor.marks import cancelled_at
+from slipway.common.node.marks import cancelled_at
 
 # Messages of `sbatch --test-only` about jobs that sbatch itself queues: nodes are drained, busy or too few.
 _WOULD_WAIT = (

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Mapping
 
 from launcher import errors
-from slipway.supervisor.slurm_states import FINAL, STATES, plain_word
+from slipway.common.node.slurm_states import FINAL, STATES, plain_word
 
 
 class State(enum.Enum):

@@ -47,8 +47,8 @@ from launcher.secrecy import recorded
 from launcher.sweeps.points import Point, SweepDraft, SweepRequest, as_task
 from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, write_record
 from slipway.common.files import write_atomic
-from slipway.supervisor.settings import NAME as SUPERVISOR_SETTINGS
-from slipway.supervisor.settings import SweepSettings
+from slipway.common.node.settings import NAME as SUPERVISOR_SETTINGS
+from slipway.common.node.settings import SweepSettings
 
 KEY = "base_results_dir"
 

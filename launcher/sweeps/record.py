@@ -19,7 +19,7 @@ from slipway.common.files import (
     whole,
     write_atomic,
 )
-from slipway.supervisor.settings import NAME as SETTINGS
+from slipway.common.node.settings import NAME as SETTINGS
 
 # The directory of a sweep's arrays, and in an array the links by the numbers of its tasks.
 ARRAYS = "arrays"

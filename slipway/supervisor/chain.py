@@ -21,7 +21,7 @@ requeued do not count. A newer checkpoint forgives all failures before it.
 from enum import Enum
 from typing import NamedTuple, Optional, Tuple, Union
 
-from slipway.supervisor.settings import ChainSettings
+from slipway.common.node.settings import ChainSettings
 
 
 class Phase(Enum):

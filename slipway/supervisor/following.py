@@ -21,10 +21,10 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, get_type_hints
 
 from slipway.common.files import AnyPath, plain, read_json, write_atomic
-from slipway.supervisor import checkpoints, marks
-from slipway.supervisor.checkpoints import Progress
+from slipway.common.node import checkpoints, marks
+from slipway.common.node.checkpoints import Progress
+from slipway.common.node.settings import SLURM, of_file_system
 from slipway.supervisor.job import Job, Leave
-from slipway.supervisor.settings import SLURM, of_file_system
 
 if TYPE_CHECKING:
     from slipway.supervisor.slurm import QueuedJob, Slurm

@@ -9,9 +9,9 @@ import signal
 from typing import Any, Dict, Sequence
 
 from slipway.common.files import sha256_of
+from slipway.common.node.marks import image_digest, leave_image_digest
+from slipway.common.node.settings import ContainerSettings
 from slipway.supervisor.job import Job
-from slipway.supervisor.marks import image_digest, leave_image_digest
-from slipway.supervisor.settings import ContainerSettings
 from slipway.supervisor.tasks import Signals, leave_to_end, run_before
 
 _DIGITS = 12

@@ -4,8 +4,8 @@ import contextlib
 import sys
 from typing import Any, Dict, Iterator, NamedTuple, Optional, TextIO
 
-from slipway.supervisor import marks
-from slipway.supervisor.settings import Settings
+from slipway.common.node import marks
+from slipway.common.node.settings import Settings
 
 
 class Job(NamedTuple):

@@ -10,20 +10,21 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from slipway.common.files import plain
-from slipway.supervisor import chain, checkpoints, marks
+from slipway.common.node import checkpoints, marks
+from slipway.common.node.excluded import ExcludedNode, append_excluded, read_excluded
+from slipway.common.node.marks import ChainEnd, JobAttempt
+from slipway.common.node.settings import SLURM
+from slipway.common.node.slurm_states import LIVE, STATES, state_at_end
+from slipway.supervisor import chain
 from slipway.supervisor.chain import Before, Effect, Ending
-from slipway.supervisor.excluded import ExcludedNode, append_excluded, read_excluded
 from slipway.supervisor.following import Following, name_script
 from slipway.supervisor.hooks import Hook
 from slipway.supervisor.job import Job, Leave
-from slipway.supervisor.marks import ChainEnd, JobAttempt
-from slipway.supervisor.settings import SLURM
 from slipway.supervisor.slurm import JobRecord, Slurm, submitted_id
-from slipway.supervisor.slurm_states import LIVE, STATES, state_at_end
 
 # The modules of the end are imported when it comes: the tasks start earlier.
 if TYPE_CHECKING:
-    from slipway.supervisor.judging import Facts
+    from slipway.common.node.judging import Facts
 
 _SUBMISSION_ATTEMPTS = 3
 # Rules of ends that the program itself knows more of.
@@ -254,7 +255,7 @@ class Link:
         self, job_id: str, code: Optional[int], record: Optional[JobRecord], signalled: Optional[str]
     ) -> "Facts":
         """Return how a job ended in Slurm's words; who cancelled it with Slipway knows better."""
-        from slipway.supervisor.judging import Facts
+        from slipway.common.node.judging import Facts
 
         facts = Facts(code, signal=signalled, save=self._settings.save_signal)
         if any(marks.cancelled_by(self._job.directory, job) for job in (job_id, job_id.partition("_")[0])):
@@ -266,9 +267,9 @@ class Link:
         self, job_id: str, facts: "Facts", hosts: Sequence[str], since: int
     ) -> Tuple[Dict[str, Any], Ending]:
         """Return the judgement of an end, and what else a mark has of it."""
-        from slipway.supervisor.evidence import first_failure, last_step, own_words
-        from slipway.supervisor.judging import judge
-        from slipway.supervisor.rules import EXIT_INTERRUPTED
+        from slipway.common.node.evidence import first_failure, last_step, own_words
+        from slipway.common.node.judging import judge
+        from slipway.common.node.rules import EXIT_INTERRUPTED
 
         fields: Dict[str, Any] = {}
         ending = Ending()
@@ -287,7 +288,7 @@ class Link:
         return fields, ending
 
     def _evidence(self, job_id: str, since: int) -> List[str]:
-        from slipway.supervisor.evidence import evidence
+        from slipway.common.node.evidence import evidence
 
         logs = [self._settings.log + job_id + extension for extension in (".out", ".err")]
         return evidence(logs, self._settings.failures, since)

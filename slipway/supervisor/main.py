@@ -11,11 +11,12 @@ import time
 from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from slipway.common.files import plain, read_json
-from slipway.supervisor import hooks, marks, settings
+from slipway.common.node import marks, settings
+from slipway.common.node.rules import EXIT_INTERRUPTED
+from slipway.common.node.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
+from slipway.supervisor import hooks
 from slipway.supervisor.job import Job, Leave, Unusable
 from slipway.supervisor.rendezvous import rendezvous
-from slipway.supervisor.rules import EXIT_INTERRUPTED
-from slipway.supervisor.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
 from slipway.supervisor.tasks import Signalled, Signals, forwarding, run, run_before
 
 if TYPE_CHECKING:
@@ -392,8 +393,8 @@ def _run(
                 gc.enable()
                 marks.sync_mark(job.directory, job.attempt, marks.STARTED)
             # What the end needs: the tasks have started, and the archive may be gone when they have ended.
-            import slipway.supervisor.evidence
-            import slipway.supervisor.judging  # noqa: F401
+            import slipway.common.node.evidence
+            import slipway.common.node.judging  # noqa: F401
 
             pauses = [seconds for seconds in (polling.poll(), limit.pause()) if seconds is not None]
             return min(pauses) if pauses else None
@@ -423,7 +424,7 @@ def _why_lost(job: Job) -> str:
 
 def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
     """Return 1 if Slurm ends the job of which srun says 0, as it does of a node that was lost."""
-    from slipway.supervisor.slurm_states import is_ending
+    from slipway.common.node.slurm_states import is_ending
 
     state = slurm.squeue_state(slurm.job_id)
     ending = is_ending(state)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Callable
 
 from slipway.common.files import names_in
-from slipway.supervisor.checkpoints import LAST, UNFINISHED, newest_of_nemo, whole_of_nemo
+from slipway.common.node.checkpoints import LAST, UNFINISHED, newest_of_nemo, whole_of_nemo
 
 Say = Callable[..., None]
 

@@ -5,9 +5,9 @@ import signal
 from typing import NoReturn, Sequence
 
 from slipway.common.files import RECORD_LIMIT, read_json
-from slipway.supervisor import marks, settings
+from slipway.common.node import marks, settings
+from slipway.common.node.settings import SweepSettings
 from slipway.supervisor.job import Leave, Unusable
-from slipway.supervisor.settings import SweepSettings
 
 
 def run_point(directory: str, arguments: Sequence[str]) -> NoReturn:

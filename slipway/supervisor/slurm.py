@@ -11,8 +11,8 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence
 
+from slipway.common.node.slurm_states import plain_word
 from slipway.supervisor.job import Job
-from slipway.supervisor.slurm_states import plain_word
 
 if TYPE_CHECKING:
     import subprocess

@@ -40,7 +40,7 @@ class StepLog(NamedTuple):
 
     def lines(self) -> List[str]:
         """Return the lines at the end of the log; none where it cannot be read."""
-        from slipway.supervisor.evidence import TAIL_BYTES  # late: the tasks start sooner
+        from slipway.common.node.evidence import TAIL_BYTES  # late: the tasks start sooner
 
         try:
             with open_regular(self.log) as stream:
@@ -51,7 +51,7 @@ class StepLog(NamedTuple):
 
     def never_ran(self) -> bool:
         """Return True if srun says of the step that it was not started as a whole."""
-        from slipway.supervisor.evidence import last_step
+        from slipway.common.node.evidence import last_step
 
         # Text of a log is anybody's: tasks that trained have started, and may call srun themselves.
         lines = self.lines()

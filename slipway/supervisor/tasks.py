@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
-from slipway.supervisor.settings import ALLOCATION, SLURM
+from slipway.common.node.settings import ALLOCATION, SLURM
 
 # Slurm and people send these; SIGHUP is that of a terminal which is closed.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)

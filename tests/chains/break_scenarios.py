@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from slipway.supervisor.marks import ChainEnd, end_chain
+from slipway.common.node.marks import ChainEnd, end_chain
 from tests.chains.chain_runs import CHAIN, PREFIX, ChainRuns
 from tests.fakes.programs import write_programs
 from tests.jobs.on_slurm.sandbox_runs import Done

@@ -18,7 +18,7 @@ from launcher.runs.paths import launch_numbers
 from launcher.sandbox import state
 from launcher.sandbox.lifecycle import Sandbox
 from launcher.sandbox.state import Process, load
-from slipway.supervisor.marks import ChainEnd, JobAttempt, chain_end, link_jobs, read_attempts
+from slipway.common.node.marks import ChainEnd, JobAttempt, chain_end, link_jobs, read_attempts
 from tests.jobs.on_slurm.sandbox_runs import Done, SandboxRuns
 from tests.warm import WarmPool
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipway.supervisor.marks import JobAttempt
+from slipway.common.node.marks import JobAttempt
 from tests.chains.rewound_directories import LINKS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]

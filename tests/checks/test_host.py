@@ -11,7 +11,7 @@ from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering.host import SUPERVISOR_PYTHONS, host_facts, supervisor_python_problem
 from launcher.checks.rules.files import machine_problems
 from launcher.drafting import Request, draft
-from slipway.supervisor.settings import OLDEST_PYTHON
+from slipway.common.node.settings import OLDEST_PYTHON
 
 ROOT = Path(__file__).resolve().parents[2]
 SLURM = ["training=gpt3/126m", "cluster=bcm"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.supervisor.judging import Facts
+from slipway.common.node.judging import Facts
 
 RECORDED = Path(__file__).parent / "recorded"
 PREEMPT_TIME = "2026-11-22T01:34:36"

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slipway.supervisor.judging import RULES
+from slipway.common.node.judging import RULES
 
 
 def test_the_page_of_rules_is_not_stale(repository: Path) -> None:

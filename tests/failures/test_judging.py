@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.supervisor.evidence import TAIL_BYTES, evidence
-from slipway.supervisor.judging import RULES, Facts, Judgement, judge
+from slipway.common.node.evidence import TAIL_BYTES, evidence
+from slipway.common.node.judging import RULES, Facts, Judgement, judge
 from tests.failures.failure_samples import DOCUMENTED, FAILED, ON_REAL_CLUSTERS, SAMPLES, XID, Sample
 
 

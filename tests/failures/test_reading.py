@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.monitor.history import Diagnosis, diagnose
-from slipway.supervisor.evidence import own_words
-from slipway.supervisor.marks import JobAttempt
+from slipway.common.node.evidence import own_words
+from slipway.common.node.marks import JobAttempt
 from tests.failures.failure_samples import RECORDED
 
 JUDGED_ATTEMPT = JobAttempt(

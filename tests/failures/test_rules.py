@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from slipway.supervisor.judging import RULES, rule_named
-from slipway.supervisor.rules import Rule
+from slipway.common.node.judging import RULES, rule_named
+from slipway.common.node.rules import FailureRule
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}-{rule.of}")
-def test_a_rule_is_well_formed(rule: Rule) -> None:
+def test_a_rule_is_well_formed(rule: FailureRule) -> None:
     assert re.fullmatch(r"[a-z][a-z_]*", rule.name)
     assert re.fullmatch(r"[ -~]+", rule.means)
     assert not rule.means.endswith(".")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
-from slipway.supervisor.marks import read_attempts
+from slipway.common.node.marks import read_attempts
 from tests.integration.conftest import SLIPWAY, run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.trainer, pytest.mark.timeout(400)]

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.runs.manifest import Manifest, read_manifest, write_manifest
-from slipway.supervisor.marks import read_attempts
+from slipway.common.node.marks import read_attempts
 from tests.job_marks import end_marks
 
 SLIPWAY = Path(sys.executable).with_name("slipway")

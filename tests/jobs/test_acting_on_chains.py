@@ -18,8 +18,8 @@ from launcher.runs.provenance import user
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, NoAnswer, Submission
 from launcher.schedulers.chain_status import status_of_chain
 from launcher.slurm.states import Action, State
+from slipway.common.node.marks import cancelled_by, chain_end, claim, link_jobs
 from slipway.supervisor.following import NAME as STAGES_FILE
-from slipway.supervisor.marks import cancelled_by, chain_end, claim, link_jobs
 
 Capsys = pytest.CaptureFixture[str]
 

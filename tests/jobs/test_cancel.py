@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from control_project import Project, wait_until
 
-from slipway.supervisor.marks import GIVEN_UP, claim
+from slipway.common.node.marks import GIVEN_UP, claim
 
 
 @pytest.mark.slurm

@@ -15,7 +15,7 @@ from control_project import write_launch
 from launcher.cli.app import main
 from launcher.runs.provenance import user
 from launcher.slurm.records import SEPARATOR
-from slipway.supervisor.marks import cancelled_by
+from slipway.common.node.marks import cancelled_by
 
 Capsys = pytest.CaptureFixture[str]
 

@@ -17,7 +17,7 @@ from launcher.schedulers.base import FoundJobs, NoAnswer, Submission
 from launcher.slurm.records import Record
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.slurm.states import Action
-from slipway.supervisor.marks import GIVEN_UP, claim, link_jobs
+from slipway.common.node.marks import GIVEN_UP, claim, link_jobs
 from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
 
 

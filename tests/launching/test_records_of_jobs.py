@@ -22,7 +22,7 @@ from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, Submission
 from launcher.slurm.states import Action, State
 from launcher.sweeps.record import ArrayRecord, points_of, read_records, write_record
-from slipway.supervisor.settings import SweepSettings
+from slipway.common.node.settings import SweepSettings
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
 
 Capsys = pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
-from slipway.supervisor.marks import link_jobs
+from slipway.common.node.marks import link_jobs
 from tests.chains.recorded_directories import entries, installed_versions, write_recording
 from tests.megatron_lm.conftest import CPU, HERE, MegatronLm
 

@@ -15,7 +15,7 @@ from launcher.cli.app import main
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.commands import Retry
 from slipway.common import files
-from slipway.supervisor.marks import claim
+from slipway.common.node.marks import claim
 
 _FORGOTTEN = "#!/bin/sh\nexit 0\n"
 _SILENT = "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n"

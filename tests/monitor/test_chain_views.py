@@ -32,8 +32,8 @@ from launcher.monitor.logs import job_logs, next_log, rank_failures, tail_offset
 from launcher.monitor.readers import all_events, newest_events
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
+from slipway.common.node.marks import ChainEnd, claim, end_chain
 from slipway.supervisor.following import NAME, Stage, Stages, to_json
-from slipway.supervisor.marks import ChainEnd, claim, end_chain
 
 Capsys = pytest.CaptureFixture[str]
 

@@ -15,7 +15,7 @@ from launcher.jobs.launches import open_launch
 from launcher.monitor.checkpoints import FILE_NAME, damaged_checkpoints, find_saved
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
-from slipway.supervisor.marks import claim
+from slipway.common.node.marks import claim
 from slipway.trainer.report.metrics import DAMAGED_FILE_NAME
 
 pytestmark = pytest.mark.usefixtures("fast")

@@ -15,7 +15,7 @@ from launcher.monitor.evidence import _is_empty, expected_outputs
 from launcher.monitor.history import AttemptRow, LaunchRow, Steps, starts_of
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from slipway.supervisor.marks import JobAttempt
+from slipway.common.node.marks import JobAttempt
 from slipway.trainer.checkpoint.marker import Marker
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.evaluation.results import weights_digest

@@ -14,7 +14,7 @@ from monitor_samples import COMPLETED, FAILED, PENDING, RUNNING, FakeScheduler, 
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui.tables import since
-from slipway.supervisor.marks import ChainEnd, end_chain, note_cancelled
+from slipway.common.node.marks import ChainEnd, end_chain, note_cancelled
 from tests.job_marks import leave_marks
 
 pytestmark = pytest.mark.usefixtures("fast")

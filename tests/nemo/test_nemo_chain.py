@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
-from slipway.supervisor.checkpoints import step_of
-from slipway.supervisor.marks import link_jobs
+from slipway.common.node.checkpoints import step_of
+from slipway.common.node.marks import link_jobs
 from tests.chains.recorded_directories import entries, write_recording
 from tests.nemo.conftest import SLIPWAY, Nemo, Submit, Train
 from tests.nemo.shrinking import GPT

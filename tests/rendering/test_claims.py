@@ -17,7 +17,7 @@ import pytest
 from launcher.config.compose import compose
 from launcher.plan import Payload, Plan
 from launcher.stages.planning import plan_launch
-from slipway.supervisor.marks import GIVEN_UP, claim, job_of, read_attempts
+from slipway.common.node.marks import GIVEN_UP, claim, job_of, read_attempts
 from tests.fakes.programs import write_program, write_programs
 from tests.fakes.slurm import JOB_COMMANDS
 from tests.job_marks import leave_marks

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipway.supervisor.checkpoints import progress
+from slipway.common.node.checkpoints import progress
 from slipway.supervisor.nemo_checkpoints import tidy as tidy_checkpoints
 
 STEP_2 = "megatron_gpt--val_loss=9.03-step=2-consumed_samples=4.0"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.paths import submitted_name
-from slipway.supervisor import marks
+from slipway.common.node import marks
 from tests.resilience.scripted_chain import TAG, ScriptedChain, write_chain
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.plan import Queue
-from slipway.supervisor.marks import claim, link_jobs, read_attempts
+from slipway.common.node.marks import claim, link_jobs, read_attempts
 from tests.resilience.scripted_chain import TAG, write_chain
 
 

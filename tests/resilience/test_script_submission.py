@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.paths import submitted_name
-from slipway.supervisor.marks import ChainEnd, chain_end, claim, link_jobs, read_attempts
+from slipway.common.node.marks import ChainEnd, chain_end, claim, link_jobs, read_attempts
 from tests.resilience.scripted_chain import TAG, write_chain
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.supervisor.marks import chain_end, note_cancelled, read_attempts
+from slipway.common.node.marks import chain_end, note_cancelled, read_attempts
 from tests.launch_files import write_files
 from tests.resilience.scripted_chain import COMMANDS, TAG, write_chain
 

@@ -169,7 +169,7 @@ RECORD = """
 import os, sys
 from slipway.supervisor.images import record_digest
 from slipway.supervisor.job import Job
-from slipway.supervisor.settings import ContainerSettings, Settings
+from slipway.common.node.settings import ContainerSettings, Settings
 from slipway.supervisor.tasks import Signals
 settings = Settings("run", 1, "tag", "/r", "/r/s.sh", "/r/log_", "slurm", "nemo")
 job = Job("7", "7.0", "7", 1, False, sys.argv[1], settings, 0, {})

@@ -18,7 +18,7 @@ from launcher.jobs.launches import Launch
 from launcher.launching import launch
 from launcher.runs.manifest import Manifest, read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths
-from slipway.supervisor.marks import job_of
+from slipway.common.node.marks import job_of
 
 LONG_AGO = "2020-01-01T00:00:00Z"
 

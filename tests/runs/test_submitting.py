@@ -11,7 +11,7 @@ from launcher.errors import NOT_KNOWN, UserError
 from launcher.launching import submission
 from launcher.schedulers.base import FoundJobs, NoAnswer, Submission
 from launcher.slurm.states import Action
-from slipway.supervisor.marks import GIVEN_UP, claim, job_of
+from slipway.common.node.marks import GIVEN_UP, claim, job_of
 
 LOST = NoAnswer("Slurm did not answer: Socket timed out")
 BUSY = UserError("squeue failed: Socket timed out")

@@ -14,7 +14,7 @@ from launcher.schedulers.base import ChainJobs, JobRef, JobStatus
 from launcher.schedulers.chain_status import from_marks_alone, may_go_on, status_of_chain
 from launcher.schedulers.job_status import ANOTHER_JOB, from_marks
 from launcher.slurm.states import State
-from slipway.supervisor.marks import (
+from slipway.common.node.marks import (
     GIVEN_UP,
     ChainEnd,
     chain_end,

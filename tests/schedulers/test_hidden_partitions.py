@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
+from slipway.common.node.settings import Settings
 from slipway.supervisor.job import Job
-from slipway.supervisor.settings import Settings
 from slipway.supervisor.slurm import Slurm
 
 TAG, NOBODY = "0123abcd", 65534

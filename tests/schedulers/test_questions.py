@@ -15,7 +15,7 @@ from launcher.slurm.commands import Answer, Retry, Unreachable
 from launcher.slurm.notations import expand_tasks
 from launcher.slurm.records import SEPARATOR, parse_ends
 from launcher.slurm.states import State
-from slipway.supervisor.marks import note_cancelled
+from slipway.common.node.marks import note_cancelled
 from tests.job_marks import leave_marks
 
 EMPTY = Answer(0, "", "")

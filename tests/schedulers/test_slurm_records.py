@@ -13,7 +13,7 @@ from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import status_of
 from launcher.slurm.records import SEPARATOR, Record, by_job, parse_sacct, parse_squeue, script_of
 from launcher.slurm.states import State
-from slipway.supervisor.slurm_states import STATES
+from slipway.common.node.slurm_states import STATES
 
 RECORDED = Path(__file__).parent / "recorded"
 

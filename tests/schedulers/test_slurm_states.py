@@ -11,7 +11,7 @@ from launcher.schedulers.base import JobRef, JobStatus
 from launcher.schedulers.job_status import ANOTHER_JOB, from_marks, resolve, status_of_job
 from launcher.slurm.records import SEPARATOR, Record, parse_sacct
 from launcher.slurm.states import State
-from slipway.supervisor.marks import note_cancelled
+from slipway.common.node.marks import note_cancelled
 from tests.job_marks import leave_marks
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway.common.node.settings import ChainSettings
 from slipway.supervisor.chain import (
     Before,
     EndChain,
@@ -18,7 +19,6 @@ from slipway.supervisor.chain import (
     after_end,
     look_back,
 )
-from slipway.supervisor.settings import ChainSettings
 
 
 @dataclass(frozen=True)

@@ -77,12 +77,12 @@ def test_two_builds_have_the_same_bytes(repository: Path, tmp_path: Path) -> Non
     """This holds for a copy with other times and permissions, and with bytecode beside the sources."""
     copy = tmp_path / "slipway" / "supervisor"
     shutil.copytree(repository / "slipway", copy.parent, copy_function=shutil.copyfile)
-    (copy / "marks.py").chmod(0o600)
+    (copy / "chain.py").chmod(0o600)
     (copy / "__pycache__").mkdir(exist_ok=True)
     source = repository / "slipway" / "supervisor"
-    assert (copy / "marks.py").stat().st_mtime != (source / "marks.py").stat().st_mtime
+    assert (copy / "chain.py").stat().st_mtime != (source / "chain.py").stat().st_mtime
     assert supervisor_archive(copy) == supervisor_archive()
-    (copy / "marks.py").write_text("")
+    (copy / "chain.py").write_text("")
     supervisor_archive.cache_clear()
     assert supervisor_archive(copy) != supervisor_archive()
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from slipway.supervisor import marks
+from slipway.common.node import marks
+from slipway.common.node.settings import ChainSettings, Settings
 from slipway.supervisor.following import NAME, Following, Repeated, Stage, Stages, to_json
 from slipway.supervisor.job import Job, Leave
 from slipway.supervisor.link import Link
-from slipway.supervisor.settings import ChainSettings, Settings
 from slipway.supervisor.slurm import Answer, JobRecord, QueuedJob
 
 CHAIN, AFTER = "0000aaaa", "0000bbbb"
@@ -291,6 +291,6 @@ def test_checkpoints_are_read_only_where_they_are_counted(
     def fail(directory: str | None, engine: str) -> None:
         raise OSError("a file system that hangs")
 
-    monkeypatch.setattr("slipway.supervisor.checkpoints.progress", fail)
+    monkeypatch.setattr("slipway.common.node.checkpoints.progress", fail)
     (hook,) = link.hooks()
     assert json.loads(json.dumps(hook.call(job))) == {AFTER: ["17", "18"]}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.supervisor.checkpoints import Progress, from_fields, is_newer, progress
+from slipway.common.node.checkpoints import Progress, from_fields, is_newer, progress
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.marker import Marker
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from slipway.common.node.settings import Settings
 from slipway.supervisor import slurm as module
 from slipway.supervisor.job import Job
-from slipway.supervisor.settings import Settings
 from slipway.supervisor.slurm import JobRecord, Slurm, submitted_id
 
 JOB_LINE = (

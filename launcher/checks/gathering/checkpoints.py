@@ -15,7 +15,7 @@ from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
 from launcher.runs.trained import MarkedCheckpoint, marked_checkpoint, marked_checkpoints
 from slipway.common.files import read_json, read_text, whole
-from slipway.supervisor.checkpoints import MARKER, TRACKER
+from slipway.common.node.checkpoints import MARKER, TRACKER
 
 _NAMED = "resume.checkpoint"
 _INITIAL = "restore_from_path"

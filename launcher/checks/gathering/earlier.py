@@ -21,7 +21,7 @@ from launcher.estimates.values import Values, full
 from launcher.runs.manifest import Manifest, newest_submitted, read_manifest, read_yaml
 from launcher.runs.paths import LAUNCHES, LaunchPaths
 from launcher.secrecy import hidden
-from slipway.supervisor.marks import cancelled_by, read_attempts
+from slipway.common.node.marks import cancelled_by, read_attempts
 
 # Keys that the shapes of the weights depend on, in either stack of a T5.
 _SHAPE = re.compile(

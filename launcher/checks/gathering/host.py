@@ -28,7 +28,7 @@ from launcher.plan import Job, Plan
 from launcher.runs.provenance import user
 from launcher.slurm.cluster import ClusterFacts
 from launcher.slurm.srun_options import step_options
-from slipway.supervisor.settings import OLDEST_PYTHON
+from slipway.common.node.settings import OLDEST_PYTHON
 
 if TYPE_CHECKING:
     from launcher.slurm.questions import Reply

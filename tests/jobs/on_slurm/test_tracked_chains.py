@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
-from slipway.supervisor.marks import chain_end, link_jobs
+from slipway.common.node.marks import chain_end, link_jobs
 from tests.jobs.on_slurm.sandbox_runs import HEADER, PATIENCE_SECONDS, PREFIX, Row, SandboxRuns, open_runs
 from tests.jobs.on_slurm.scenarios import REQUEUE, begin_again
 

@@ -11,8 +11,8 @@ import unittest
 import zipfile
 from typing import Dict, Optional
 
-from slipway.supervisor.judging import Facts, judge
-from slipway.supervisor.settings import LOCAL, Settings, to_json
+from slipway.common.node.judging import Facts, judge
+from slipway.common.node.settings import LOCAL, Settings, to_json
 
 ARCHIVE, SAMPLES = sys.argv[1:3]
 
@@ -63,8 +63,8 @@ class Archive(unittest.TestCase):
     def test_every_module_can_be_imported(self) -> None:
         with zipfile.ZipFile(ARCHIVE) as archive:
             names = [name for name in archive.namelist() if name.startswith("slipway/")]
-            is_same_python = archive.read("slipway/supervisor/marks.pyc")[:4] == importlib.util.MAGIC_NUMBER
-        self.assertIn("slipway/supervisor/marks.py", names)
+            is_same_python = archive.read("slipway/common/node/marks.pyc")[:4] == importlib.util.MAGIC_NUMBER
+        self.assertIn("slipway/common/node/marks.py", names)
         for name in names:
             module = importlib.import_module(name.rpartition(".")[0].replace("/", "."))
             self.assertTrue(str(module.__file__).startswith(ARCHIVE), module)

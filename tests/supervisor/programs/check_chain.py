@@ -7,10 +7,11 @@ import unittest
 import unittest.mock
 from typing import Any, Dict, List, Optional, Sequence
 
-from slipway.supervisor import checkpoints, marks, nemo_checkpoints
+from slipway.common.node import checkpoints, marks
+from slipway.common.node.settings import ChainSettings, Settings
+from slipway.supervisor import nemo_checkpoints
 from slipway.supervisor.job import Job, Leave
 from slipway.supervisor.link import Link
-from slipway.supervisor.settings import ChainSettings, Settings
 from slipway.supervisor.slurm import Answer, JobRecord, Slurm
 
 TAG = "0123abcd"

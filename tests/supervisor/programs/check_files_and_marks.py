@@ -21,9 +21,9 @@ from slipway.common.files import (
     write_atomic,
     write_once,
 )
-from slipway.supervisor import marks
-from slipway.supervisor.excluded import ExcludedNode, append_excluded, read_excluded
-from slipway.supervisor.settings import ChainSettings, ContainerSettings, Settings, from_json, to_json
+from slipway.common.node import marks
+from slipway.common.node.excluded import ExcludedNode, append_excluded, read_excluded
+from slipway.common.node.settings import ChainSettings, ContainerSettings, Settings, from_json, to_json
 
 TAG = "0123abcd"
 

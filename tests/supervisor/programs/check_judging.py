@@ -6,9 +6,9 @@ import shutil
 import tempfile
 import unittest
 
-from slipway.supervisor.evidence import TAIL_BYTES, evidence, first_failure, last_step, named_in
-from slipway.supervisor.judging import RULES, Facts, judge
-from slipway.supervisor.slurm_states import is_ending, state_at_end
+from slipway.common.node.evidence import TAIL_BYTES, evidence, first_failure, last_step, named_in
+from slipway.common.node.judging import RULES, Facts, judge
+from slipway.common.node.slurm_states import is_ending, state_at_end
 
 
 class Evidence(unittest.TestCase):

@@ -12,10 +12,7 @@ import time
 import unittest
 import unittest.mock
 
-from slipway.supervisor import hooks, images, main, srun, tasks, time_limit
-from slipway.supervisor.job import Job
-from slipway.supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
-from slipway.supervisor.settings import (
+from slipway.common.node.settings import (
     ALLOCATION,
     CONTAINER,
     HOSTS,
@@ -26,6 +23,9 @@ from slipway.supervisor.settings import (
     Settings,
     fill_in,
 )
+from slipway.supervisor import hooks, images, main, srun, tasks, time_limit
+from slipway.supervisor.job import Job
+from slipway.supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
 from slipway.supervisor.slurm import JobRecord
 from slipway.supervisor.tasks import Signalled, Signals, forwarding, run, run_before
 

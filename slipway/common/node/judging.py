@@ -7,26 +7,26 @@ older Slipway ran, which did not judge.
 import re
 from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slipway.supervisor import failure_rules
-from slipway.supervisor.evidence import named_in
-from slipway.supervisor.rules import Rule
+from slipway.common.node import failure_rules
+from slipway.common.node.evidence import named_in
+from slipway.common.node.rules import FailureRule
 
-RULES: Tuple[Rule, ...] = (
+RULES: Tuple[FailureRule, ...] = (
     *failure_rules.FIRST,
     *failure_rules.HARDWARE,
     *failure_rules.LIMITS,
     *failure_rules.TASKS,
     *failure_rules.LAST,
 )
-_BY_NAME: Mapping[str, Rule] = {rule.name: rule for rule in RULES}
+_BY_NAME: Mapping[str, FailureRule] = {rule.name: rule for rule in RULES}
 _PATTERNS = [re.compile(rule.pattern) for rule in RULES]
 
-UNKNOWN = Rule("unknown", "end", "continue", "-", "", "nothing is known of its end")
+UNKNOWN = FailureRule("unknown", "end", "continue", "-", "", "nothing is known of its end")
 _UNSAID = "-"
 _NODE_FAILURE = "srun: error: Node failure on "
 
 
-def rule_named(name: Optional[str]) -> Optional[Rule]:
+def rule_named(name: Optional[str]) -> Optional[FailureRule]:
     """Return the rule of a name; those of one name differ only in where they look."""
     return _BY_NAME.get(name) if name else None
 
@@ -83,7 +83,7 @@ def _word(value: object) -> str:
 class Judgement(NamedTuple):
     """The rule that a job's end is after, with the line that it matched, and the nodes at fault."""
 
-    rule: Rule
+    rule: FailureRule
     line: str
     nodes: Tuple[str, ...] = ()
 
@@ -105,7 +105,7 @@ def judge(
     Parameters
     ----------
     evidence
-        Lines, as `slipway.supervisor.evidence` reads them.
+        Lines, as `slipway.common.node.evidence` reads them.
     hosts
         The job's nodes, in the order of their ranks.
     down
@@ -120,7 +120,7 @@ def judge(
 
 
 def _at_fault(
-    rule: Rule,
+    rule: FailureRule,
     line: str,
     evidence: Sequence[str],
     hosts: Sequence[str],

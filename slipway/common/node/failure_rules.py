@@ -4,7 +4,7 @@ Some look at the end itself, its exit code and Slurm's words; the others at word
 torch's, Slurm's and the kernel's.
 """
 
-from slipway.supervisor.rules import EXIT_INTERRUPTED, Rule
+from slipway.common.node.rules import EXIT_INTERRUPTED, FailureRule
 
 _CODE = r"^code=([0-9]+|-) "
 _ENDED_BY_SLURM = _CODE + "state=COMPLETING reason="
@@ -12,8 +12,8 @@ _ENDED_AT = r"\*\*\* JOB [0-9_]+ ON [^ ]+ CANCELLED AT [^ ]+ "
 
 # Rules that override the log, permanent endings first.
 FIRST = (
-    Rule("done", "end", "done", "-", r"^code=0 |^code=- state=COMPLETED ", "all is done"),
-    Rule(
+    FailureRule("done", "end", "done", "-", r"^code=0 |^code=- state=COMPLETED ", "all is done"),
+    FailureRule(
         "cancelled",
         "end",
         "stop",
@@ -22,7 +22,7 @@ FIRST = (
         "somebody cancelled it",
         "slipway resume goes on from its newest checkpoint",
     ),
-    Rule(
+    FailureRule(
         "mistake",
         "end",
         "stop",
@@ -31,7 +31,7 @@ FIRST = (
         "the payload refused what it was given (exit code 2), and would again",
         "the end of the log says what is wrong: `slipway logs RUN`",
     ),
-    Rule(
+    FailureRule(
         "diverged",
         "end",
         "stop",
@@ -40,7 +40,7 @@ FIRST = (
         "the loss or its gradient is no longer a number (exit code 3), and would not be again",
         "`slipway plot RUN` shows where; lower the learning rate, or go on from an earlier checkpoint",
     ),
-    Rule(
+    FailureRule(
         "deadline",
         "end",
         "stop",
@@ -49,7 +49,7 @@ FIRST = (
         "its deadline passed, which is the next job's too",
         "launch it with a later cluster.deadline",
     ),
-    Rule(
+    FailureRule(
         "node_failed",
         "end",
         "exclude",
@@ -57,7 +57,7 @@ FIRST = (
         _CODE + "state=(NODE_FAIL|BOOT_FAIL|COMPLETING reason=(NodeDown|BootFail)) ",
         "a node of it failed",
     ),
-    Rule(
+    FailureRule(
         "preempted",
         "end",
         "continue",
@@ -66,7 +66,7 @@ FIRST = (
         "another job took its nodes",
     ),
     # Slurm tells one from the other afterwards: the next attempt or link asks it.
-    Rule(
+    FailureRule(
         "ended_by_user",
         "end",
         "continue",
@@ -74,7 +74,7 @@ FIRST = (
         _ENDED_BY_SLURM + "None preempted=(None|-) requeue=1 ",
         "somebody cancelled or requeued it",
     ),
-    Rule(
+    FailureRule(
         "left",
         "end",
         "continue",
@@ -83,7 +83,7 @@ FIRST = (
         "it left, as it was asked to, and had saved nothing new",
         "is its time limit long enough? `slipway status` shows the limit that Slurm granted",
     ),
-    Rule(
+    FailureRule(
         "saved",
         "end",
         "continue",
@@ -95,7 +95,7 @@ FIRST = (
 
 # A broken machine, which whoever comes next would meet again.
 HARDWARE = (
-    Rule(
+    FailureRule(
         "gpu_lost",
         "log",
         "exclude",
@@ -105,7 +105,7 @@ HARDWARE = (
         "a GPU was lost (Xid 79: it fell off the bus)",
         "tell the administrators: the node has to be restarted",
     ),
-    Rule(
+    FailureRule(
         "gpu_memory",
         "log",
         "exclude",
@@ -114,7 +114,7 @@ HARDWARE = (
         "the memory of a GPU has an error that cannot be corrected (ECC)",
         "tell the administrators: the GPU has to be reset, and exchanged if it happens again",
     ),
-    Rule(
+    FailureRule(
         "nvlink",
         "log",
         "exclude",
@@ -124,7 +124,7 @@ HARDWARE = (
         "the connection between GPUs of a node failed (NVLink)",
         "tell the administrators",
     ),
-    Rule(
+    FailureRule(
         "gpu_driver",
         "log",
         "exclude",
@@ -134,7 +134,7 @@ HARDWARE = (
         "the GPUs of a node, or their driver, do not answer",
         "tell the administrators: nvidia-smi on the node, and its fabric manager",
     ),
-    Rule(
+    FailureRule(
         "ib_port",
         "log",
         "exclude",
@@ -143,7 +143,7 @@ HARDWARE = (
         "a network port of a node failed (InfiniBand)",
         "tell the administrators: ibstat on the node",
     ),
-    Rule(
+    FailureRule(
         "node_failed",
         "log",
         "exclude",
@@ -152,12 +152,14 @@ HARDWARE = (
         "a node of it failed",
     ),
     # A notice of a node that lives, which it names: another one failed.
-    Rule("node_failed", "log", "exclude", "down", r"DUE TO NODE( [^ ]+)? FAILURE", "a node of it failed"),
+    FailureRule(
+        "node_failed", "log", "exclude", "down", r"DUE TO NODE( [^ ]+)? FAILURE", "a node of it failed"
+    ),
 )
 
 # Ends by Slurm, where no machine was broken.
 LIMITS = (
-    Rule(
+    FailureRule(
         "time_limit",
         "end",
         "continue",
@@ -166,7 +168,7 @@ LIMITS = (
         "its time limit was reached before it had saved and left",
         "let it save earlier: resilience.save_before_end",
     ),
-    Rule(
+    FailureRule(
         "out_of_memory",
         "end",
         "continue",
@@ -175,7 +177,7 @@ LIMITS = (
         "a node had no memory left for it",
         "ask for more (cluster.mem), or use less: fewer data workers",
     ),
-    Rule(
+    FailureRule(
         "not_started",
         "end",
         "continue",
@@ -184,7 +186,7 @@ LIMITS = (
         "Slurm could not start it on its nodes",
         "`slipway history` names them; the administrators find the reason in slurmd's log",
     ),
-    Rule(
+    FailureRule(
         "time_limit",
         "log",
         "continue",
@@ -193,12 +195,14 @@ LIMITS = (
         "its time limit was reached before it had saved and left",
         "let it save earlier: resilience.save_before_end",
     ),
-    Rule("preempted", "log", "continue", "-", _ENDED_AT + "DUE TO PREEMPTION", "another job took its nodes"),
+    FailureRule(
+        "preempted", "log", "continue", "-", _ENDED_AT + "DUE TO PREEMPTION", "another job took its nodes"
+    ),
 )
 
 # Failures in its tasks; a chain tries again, as long as it gets on.
 TASKS = (
-    Rule(
+    FailureRule(
         "gpu_out_of_memory",
         "log",
         "continue",
@@ -207,7 +211,7 @@ TASKS = (
         "a GPU had no memory left",
         "a smaller micro_batch_size, more parallelism or activation recomputation: `slipway check`",
     ),
-    Rule(
+    FailureRule(
         "out_of_memory",
         "log",
         "continue",
@@ -217,7 +221,7 @@ TASKS = (
         "a node had no memory left for it",
         "ask for more (cluster.mem), or use less: fewer data workers",
     ),
-    Rule(
+    FailureRule(
         "disk_full",
         "log",
         "continue",
@@ -226,7 +230,7 @@ TASKS = (
         "a file system was full",
         "make room; older checkpoints go by exp_manager.checkpoint_callback_params.save_top_k",
     ),
-    Rule(
+    FailureRule(
         "import_error",
         "log",
         "continue",
@@ -235,7 +239,7 @@ TASKS = (
         "a library was missing in its Python",
         "cluster.python or container: `slipway check` asks the interpreter what it has",
     ),
-    Rule(
+    FailureRule(
         "file_system",
         "log",
         "continue",
@@ -244,7 +248,7 @@ TASKS = (
         "a file system failed",
         "if it happens again, tell the administrators",
     ),
-    Rule(
+    FailureRule(
         "container",
         "log",
         "continue",
@@ -253,7 +257,7 @@ TASKS = (
         "the container could not be started",
         "is the image there, and whole? The line after `pyxis:` in the log says what is missing",
     ),
-    Rule(
+    FailureRule(
         "network",
         "log",
         "continue",
@@ -262,7 +266,7 @@ TASKS = (
         "the network between nodes failed, or a node at its other end",
         "if it happens again on the same nodes, avoid them: cluster.exclude",
     ),
-    Rule(
+    FailureRule(
         "collective_timeout",
         "log",
         "continue",
@@ -272,7 +276,7 @@ TASKS = (
         "ranks waited in vain for each other in a collective operation (NCCL time-out)",
         "one rank was late or hung: the ranks' own logs show which; all others are only victims",
     ),
-    Rule(
+    FailureRule(
         "port_taken",
         "log",
         "continue",
@@ -281,7 +285,7 @@ TASKS = (
         "the port at which its ranks were to meet was taken",
         "nothing: the next job has another",
     ),
-    Rule(
+    FailureRule(
         "rendezvous",
         "log",
         "continue",
@@ -291,7 +295,7 @@ TASKS = (
         "the ranks did not find each other at their start",
         "do all nodes reach the first one over the network? NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME",
     ),
-    Rule(
+    FailureRule(
         "cuda",
         "log",
         "continue",
@@ -300,7 +304,7 @@ TASKS = (
         "a GPU reported an error, of the program or its own",
         "if it happens again on one node alone, avoid it (cluster.exclude); else it is the program's",
     ),
-    Rule(
+    FailureRule(
         "nccl",
         "log",
         "continue",
@@ -309,7 +313,7 @@ TASKS = (
         "NCCL failed",
         "env_vars.NCCL_DEBUG=INFO tells more",
     ),
-    Rule(
+    FailureRule(
         "bus_error",
         "log",
         "continue",
@@ -319,7 +323,7 @@ TASKS = (
         "a task lost a file that it had mapped (bus error)",
         "is /dev/shm full, or was a data file cut short while it was read?",
     ),
-    Rule(
+    FailureRule(
         "crashed",
         "log",
         "continue",
@@ -328,7 +332,7 @@ TASKS = (
         "a task crashed",
         "its own log has the stack: `slipway logs --rank N RUN`",
     ),
-    Rule(
+    FailureRule(
         "killed",
         "log",
         "continue",
@@ -341,7 +345,7 @@ TASKS = (
 
 # The rules for an end that nothing else explains.
 LAST = (
-    Rule(
+    FailureRule(
         "cancelled",
         "log",
         "stop",
@@ -350,7 +354,7 @@ LAST = (
         "somebody cancelled it",
         "slipway resume goes on from its newest checkpoint",
     ),
-    Rule(
+    FailureRule(
         "lost",
         "end",
         "continue",
@@ -358,7 +362,7 @@ LAST = (
         r"^code=- ",
         "it ended without a word, as when its first node fails or its script is killed",
     ),
-    Rule(
+    FailureRule(
         "failed",
         "end",
         "continue",

@@ -37,7 +37,7 @@ from slipway.common.files import (
     write_atomic,
     write_once,
 )
-from slipway.supervisor.settings import why_lost
+from slipway.common.node.settings import why_lost
 
 MARKS = "marks"
 STARTED, ENDED, CANCELLED = "started", "ended", "cancelled"
@@ -91,7 +91,7 @@ class JobAttempt(NamedTuple):
     step
         The last step that is known to be done.
     rule
-        The name of the rule of `slipway.supervisor.failure_rules` that matched.
+        The name of the rule of `slipway.common.node.failure_rules` that matched.
     verdict
         ``done``, ``continue``, ``exclude`` (and continue) or ``stop``.
     excluded

@@ -1,4 +1,4 @@
-"""The form of a rule about the end of a job; `slipway.supervisor.failure_rules` has the table.
+"""The form of a rule about the end of a job; `slipway.common.node.failure_rules` has the table.
 
 A rule is of the job's ``end``, a line of facts::
 
@@ -21,7 +21,7 @@ from typing import NamedTuple, Optional
 EXIT_INTERRUPTED = 75
 
 
-class Rule(NamedTuple):
+class FailureRule(NamedTuple):
     """A row of the table.
 
     Attributes
