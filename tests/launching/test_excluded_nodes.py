@@ -10,7 +10,7 @@ from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
 from launcher.launching import launch, nodes_to_avoid
 from launcher.runs.manifest import read_manifest
-from slipway.common.node.excluded import ExcludedNode, excluded_from_json, read_excluded
+from slipway.common.node.excluded import read_excluded
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
 
 FAR = 99_999_999_999
@@ -71,14 +71,6 @@ def test_bytes_that_are_no_text_hide_no_other_line(tmp_path: Path) -> None:
     run_dir = write_excluded(tmp_path)
     (run_dir / "excluded_nodes.tsv").write_bytes(b"n1\t900\t7\t\xff\nn2\t900\t7\twhy")
     assert [entry.node for entry in read_excluded(run_dir, now=0)] == ["n1", "n2"]
-
-
-def test_excluded_nodes_of_a_manifest_are_read_back(tmp_path: Path) -> None:
-    nodes = (ExcludedNode("n1", 300, "9", "why"),)
-    assert excluded_from_json([node.to_json() for node in nodes]) == nodes
-    assert excluded_from_json([{"node": "a b"}, "n1", {}, {"node": "n3", "until": "x"}]) == (
-        ExcludedNode("n3", 0, "", ""),
-    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ under, and why, with tabs between. Nothing is ever removed: a line that has expi
 
 import os
 import re
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from slipway.common.files import AnyPath, append_line, plain, read_text
 
@@ -60,19 +60,6 @@ def append_excluded(run_dir: AnyPath, nodes: Sequence[ExcludedNode]) -> None:
     for excluded in nodes:
         words = [excluded.node, str(excluded.until), excluded.job, excluded.why]
         append_line(os.path.join(run_dir, EXCLUDED_NODES), "\t".join(map(plain, words)))
-
-
-def excluded_from_json(items: Iterable[Any]) -> Tuple[ExcludedNode, ...]:
-    """Return what a manifest has of them; what is none is passed over."""
-    nodes: List[ExcludedNode] = []
-    for item in items:
-        if isinstance(item, dict) and re.fullmatch(_NODE, str(item.get("node", ""))):
-            until = item.get("until")
-            until = until if isinstance(until, int) else 0
-            nodes.append(
-                ExcludedNode(item["node"], until, str(item.get("job", "")), str(item.get("why", "")))
-            )
-    return tuple(nodes)
 
 
 def _parse(line: str) -> Optional[ExcludedNode]:
