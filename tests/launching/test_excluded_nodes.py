@@ -10,7 +10,7 @@ from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
 from launcher.launching import launch, nodes_to_avoid
 from launcher.runs.manifest import read_manifest
-from slipway.common.node.excluded import read_excluded
+from slipway.common.node.excluded import ExcludedNode, read_excluded
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
 
 FAR = 99_999_999_999
