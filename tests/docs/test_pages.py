@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.config.compose import compose
+from launcher.checks.registry import CHECKS
+from launcher.config.compose import compose, list_options
 from launcher.stages.planning import plan_launch
 from scripts.doc_outputs import Block, blocks
 
@@ -68,3 +69,10 @@ def test_the_size_of_architecture_is_complete(repository: Path, tmp_path: Path) 
 def test_outputs_are_those_of_the_commands(block: Block) -> None:
     assert block.commands
     assert block.actual() == block.text, "write it anew: .venv/bin/python -m scripts.doc_outputs --write"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_the_counts_of_checks_and_sizes_are_current(page: str, repository: Path) -> None:
+    text = (repository / page).read_text()
+    assert re.findall(r"(\d+) checks\b", text) == [str(len(CHECKS))]
+    assert re.findall(r"(\d+) model sizes\b", text) == [str(len(list_options("training")))]
