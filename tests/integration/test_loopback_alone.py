@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launcher.cli.app import _VERBS
+from launcher.cli.verbs import VERBS
 from tests.integration.conftest import SLIPWAY
 
 # Imported as each Python starts: writes down whom it connects to, or whose name it looks up.
@@ -87,7 +87,7 @@ def test_every_verb_keeps_to_loopback(tmp_path: Path) -> None:
     run(sys.executable, "-c", probe)
     assert "socket.connect 192.0.2.1" in log.read_text()  # the guard sees what it is to see
     log.unlink()
-    assert {words[0] for words in COMMANDS} == set(_VERBS)
+    assert {words[0] for words in COMMANDS} == set(VERBS)
     for words in COMMANDS:
         done = run(SLIPWAY, *words)
         assert done.returncode in (range(5) if words != COMMANDS[0] else (0,)), (words, done.stderr)
