@@ -57,6 +57,8 @@ COMMANDS = [
     *(["hold", "gpt3_tiny"], ["release", "gpt3_tiny"], ["attach", "gpt3_tiny", "--", "true"]),
     ["sweep", "--dry-run", *TINY, "training.model.seed=1,2"],
     *(["convert", "gpt3_tiny"], ["evaluate", "gpt3_tiny"], ["gpu-check", "--help"]),
+    *(["generate", "gpt3_tiny", "a", "--max-tokens", "2"], ["resume", "gpt3_tiny", "--dry-run"]),
+    *(["clean", "gpt3_tiny", "--keep-last", "1", "--yes"], ["adopt", "old_launcher"]),
     ["data", "prepare", "text.txt", "--vocab-size", "300"],
     *(["data", "lint", "text.txt"], ["data", "show", "data/corpus_text_document"]),
     *(["image", "list"], ["image", "render", "nemo"], ["image", "verify"], ["image", "prune"]),
