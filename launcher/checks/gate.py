@@ -69,6 +69,8 @@ def check_launch(
 def _require_schedulers(reports: Sequence[CheckReport]) -> None:
     """Raise Unreachable where there is no scheduler: next to that no warning counts."""
     for report in reports:
+        if report.draft.plan.job.stage == WORKSPACE:
+            continue  # salloc is asked
         why = report.facts.cluster.missing.get("settings", "") if report.facts.cluster is not None else ""
         if why == NO_SLURM or "there is no " in why:  # one that is silent is asked again by the launch
             show_to_scheduler(report)

@@ -16,7 +16,8 @@ from launcher.checks.gate import CheckReport, check_launch
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
 from launcher.config.compose import Composition
-from launcher.config.overrides import MAIN, parse_override
+from launcher.config.overrides import parse_override
+from launcher.config.site_trees import site_trees
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest
@@ -153,14 +154,14 @@ def _check(
     dry = _is_dry(args, drafted)
     if not dry:
         require_chosen(drafted[0].composition)
-    if request.launch_dir is None:
-        reports = check_launch(drafted, (*args.no_check, *skipped), look=not dry)
-    else:
-        reports = [CheckReport(draft, Facts(), ()) for draft in drafted]
     for option in ("smoke", "follow", "json") if is_workspace(drafted) else ():
         if getattr(args, option, False):
             message = f"--{option}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted"
             raise UserError(message, key="stages")
+    if request.launch_dir is None:
+        reports = check_launch(drafted, (*args.no_check, *skipped), look=not dry)
+    else:
+        reports = [CheckReport(draft, Facts(), ()) for draft in drafted]
     if not dry and (request.number, request.tag, request.stage, request.launch_dir) != (None,) * 4:
         options = "--launch-dir, --launch-number, --tag and --stage"
         raise UserError(f"{options} render a launch again: they need --dry-run")
@@ -171,8 +172,8 @@ def require_chosen(composition: Composition) -> None:
     """Raise UserError if neither the user nor a tree of the user's own has chosen what to launch."""
     typed = {override.key for override in map(parse_override, composition.overrides)}
     example = composition.choices.get("training")
-    is_ours = not any((tree / f"{MAIN}.yaml").is_file() for tree in composition.config_dirs)
-    if typed.isdisjoint(("training", "stages")) and is_ours and example == _EXAMPLE:
+    is_own = not set(composition.config_dirs) <= set(site_trees())
+    if typed.isdisjoint(("training", "stages")) and not is_own and example == _EXAMPLE:
         raise UserError(
             "no training is chosen: name it with training=, or a stage with stages=",
             hint="slipway list training has the sizes; slipway launch --help has examples\n"

@@ -76,5 +76,5 @@ def test_other_words_are_no_verbs_and_name_verbs() -> None:
 
 
 def test_an_option_before_the_verb_is_explained(capsys: Capsys) -> None:
-    assert main(["--config-dir", "conf", "launch"]) == 2
-    assert "--config-dir: options stand after the verb" in capsys.readouterr().err
+    assert main(["--json", "status"]) == 2
+    assert "--json: options stand after the verb" in capsys.readouterr().err

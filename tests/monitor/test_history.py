@@ -194,7 +194,7 @@ def checkout(tmp_path: Path) -> Path:
 def test_launch_option_shows_everything_about_one_launch(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys, checkout: Path
 ) -> None:
-    origin = gather(checkout / "conf", None, "/images/nemo.sqsh")
+    origin = gather(checkout / "conf", (), "/images/nemo.sqsh")
     directory = runs.launch(overrides=["a=1"], choices={"cluster": "bcm"}, **origin.fields)
     (directory / "git.diff").write_text(origin.files["git.diff"])
     (directory / "marks").mkdir()
