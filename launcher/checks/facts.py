@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.releases import Contents
@@ -103,7 +104,8 @@ class EarlierTraining:
     `training.resume.accept_data` that accepts that, and `accepted` the one that is set. `shards` is the
     checkpoint to resume from, if its optimizer states are loaded, and only by some parallel sizes. `steps`
     are `trainer.max_steps` before and now where they differ, and `rate` the first step whose learning rate
-    that moves, with the rate before and now.
+    that moves, with the rate before and now. `abandoned` are checkpoints of the run that the NeMo launcher
+    made, and that no launch of ours would find.
     """
 
     launch: int | None
@@ -116,6 +118,7 @@ class EarlierTraining:
     shards: SavedShards | None = None
     steps: tuple[int, int] | None = None
     rate: tuple[int, float, float] | None = None
+    abandoned: Path | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
 

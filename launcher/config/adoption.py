@@ -29,12 +29,16 @@ ROOT = "config.yaml"
 Outcome = Literal["taken over", "changed", "left out"]
 
 # Keys of the root that mean the same here.
-_SAME = ("launcher_scripts_path", "data_dir", "base_results_dir", "container", "wandb_api_key_file")
+_SAME = (
+    *("launcher_scripts_path", "data_dir", "base_results_dir", "container", "wandb_api_key_file"),
+    "enable_vboost",
+)
 # Keys that are read elsewhere, that only its other schedulers read, or Hydra; as the choices in NAME_config.
 _KNOWN = [
     *(*_SAME, "container_mounts", "stages", "defaults", "hydra", "cluster_type"),
     *("debug", "bcp_no_redirect", "wandb_api_bcp_secret_key"),
 ]
+_REFERENCE = re.compile(r"\$[A-Za-z_]")
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}", re.ASCII)
 # A name that a choice, a file and a terminal can have.
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)?", re.ASCII)
@@ -121,10 +125,15 @@ def _root_values(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[
         elif key == "container_mounts" and isinstance(value, list):
             yield key, [_with_variables(adoption, key, mount) for mount in value if mount]
         elif key == "env_vars" and isinstance(value, dict):
-            ours = {name: None for name in _plain(CONF_DIR / ROOT)[key] if name not in value}
-            given = {name: item for name, item in value.items() if item is not None or name in ours}
-            yield key, {name: _as_text(item) for name, item in given.items()} | ours
-            adoption.note(key, "taken over", ", ".join(given))
+            given = {name: _as_text(item) for name, item in value.items() if item is not None}
+            # Its script exported them unquoted.
+            expanded = {name: text for name, text in given.items() if _REFERENCE.search(text)}
+            plain = {name: text for name, text in given.items() if name not in expanded}
+            yield key, plain | {name: None for name in _plain(CONF_DIR / ROOT)[key] if name not in plain}
+            adoption.note(key, "taken over", ", ".join(plain))
+            if expanded:
+                yield "env_expand", expanded
+                adoption.note(key, "changed", f"{', '.join(expanded)}: env_expand, as a shell expands them")
         elif key == "numa_mapping" and isinstance(value, dict):
             is_known = _is_valid_mapping(value)
             yield from [(key, value)] if is_known else []
@@ -182,8 +191,8 @@ def _with_variables(adoption: Adoption, key: str, value: Any) -> Any:
     return text
 
 
-def _as_text(value: Any) -> str | None:
-    return value if value is None else _VARIABLE.sub(r"${oc.env:\1}", str(value))
+def _as_text(value: Any) -> str:
+    return _VARIABLE.sub(r"${oc.env:\1}", str(value))
 
 
 # --- clusters
@@ -230,6 +239,9 @@ def _cluster_text(adoption: Adoption, name: str, content: dict[str, Any], *, has
 def _adopt_sizes(adoption: Adoption) -> None:
     """Take over every size as it is, with its comments; those that no engine trains are left out."""
     folder = adoption.source / "training"
+    if not folder.is_dir():
+        why = "none is here: the sizes are Slipway's own; adopt a conf/ with sizes and these files for others"
+        adoption.note("training/", "changed", why)
     families, parts, sizes = Counter[str](), set[str](), dict[str, str]()
     for path in sorted(folder.rglob("*.yaml")):
         choice = str(path.relative_to(folder).with_suffix(""))

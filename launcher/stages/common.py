@@ -102,8 +102,8 @@ def _check_step(cluster: ClusterConfig, container_options: ContainerOptionsConfi
             hint=hint if "=" in (error.before or "") else "words before each task: cluster.task_prefix",
         ) from error
     for option in options:
-        if option.name == "export" and re.match(r"ALL(,|$)", option.value or ""):
-            continue  # as Slipway has it, and more
+        if re.match(r"export=ALL(,|$)|open-mode=append$", f"{option.name}={option.value}"):
+            continue  # as Slipway has it, or with more
         if (by := set_by.get(option.name)) is not None:
             value = f"{by}={option.value}" if option.value and " " not in by else None
             also = () if " " in by else (by,)

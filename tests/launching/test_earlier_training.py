@@ -76,6 +76,17 @@ def test_another_model_is_refused_before_anything_is_written(tmp_path: Path) -> 
     ]
 
 
+def test_checkpoints_of_a_run_of_the_nemo_launcher_are_not_passed_over(tmp_path: Path) -> None:
+    old, new = (tmp_path / "results/mine" / name for name in ("results/checkpoints", "checkpoints"))
+    (old / "megatron_gpt--val_loss=2.0-step=4000-last").mkdir(parents=True)
+    message = launch(tmp_path, MOCK, code=2)
+    assert "the NeMo launcher saved this run in" in message
+    assert f"mv -T {old} {new}" in message
+    assert not (tmp_path / "results/mine/launches").exists()
+    old.rename(new)
+    launch(tmp_path, MOCK)
+
+
 def test_other_tensor_parallel_size_is_refused_for_a_checkpoint_in_shards(tmp_path: Path) -> None:
     sizes = {f"{name}_model_parallel_size": 1 for name in ("tensor", "pipeline", "virtual_pipeline")}
     saved = checkpoint(tmp_path, "m-step=1", optimizer="dp_reshardable", **sizes)

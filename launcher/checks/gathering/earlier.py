@@ -6,6 +6,7 @@ import json
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
         changes=changes,
         data=(),
         accepted=training.resume.accept_data if training is not None else None,
+        abandoned=_of_old_launcher(resolver) if manifest is None else None,
     )
     if not earlier.goes_on:
         return earlier
@@ -75,6 +77,16 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
     if answer is not None:
         return replace(earlier, data=answer.changed, accept=answer.accept, data_since=since)
     return replace(earlier, data=None, missing={"data": "the data could not be read"}) if known else earlier
+
+
+def _of_old_launcher(resolver: PathResolver) -> Path | None:
+    """Return the checkpoints of a run of the NeMo launcher: its `results` is no link, as ours is."""
+    directory = resolver.plan.paths.run_dir / "results/checkpoints"
+    own = checkpoints.checkpoint_directory(resolver)
+    with suppress(OSError):
+        if not directory.parent.is_symlink() and own != directory and any(directory.iterdir()):
+            return None if own is not None and own.is_dir() and any(own.iterdir()) else directory
+    return None
 
 
 def differences_on_record(draft: Draft) -> dict[str, Any] | None:

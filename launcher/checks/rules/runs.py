@@ -26,6 +26,7 @@ _ELSEWHERE = (
     f"to start a separate run: {_RUN}=..., or unique_output_dir=true\n"
     "to continue this run: restore the previous values"
 )
+_SEPARATE = _ELSEWHERE.partition("\n")[0]
 
 
 @check("job.python", "the job's supervisor has a Python, 3.6.2 or newer", "supervisor_python")
@@ -58,6 +59,10 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
         if earlier.goes_on:
             text += "; this launch continues from its checkpoints"
         yield warning(_RUN, plan.paths.run_name, text, _ELSEWHERE, _keys(changes))
+    if earlier.abandoned is not None:
+        text = f"the NeMo launcher saved this run in {earlier.abandoned}, where this launch does not look"
+        fix = f"mv -T {earlier.abandoned} {plan.paths.checkpoints}, to go on from there\n{_SEPARATE}"
+        yield error(_RUN, plan.paths.run_name, text, fix)
     yield from _moved_by_steps(plan, earlier)
 
 
