@@ -133,7 +133,8 @@ def _root_values(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[
             adoption.note(key, "taken over", ", ".join(plain))
             if expanded:
                 yield "env_expand", expanded
-                adoption.note(key, "changed", f"{', '.join(expanded)}: env_expand, as a shell expands them")
+                why = f"{', '.join(expanded)}: each task expands them, as the old script did"
+                adoption.note("env_expand", "changed", why)
         elif key == "numa_mapping" and isinstance(value, dict):
             is_known = _is_valid_mapping(value)
             yield from [(key, value)] if is_known else []

@@ -40,10 +40,12 @@ container: ${IMAGE}
 
 wandb_api_key_file: null
 api_log: False
+enable_vboost: True
 
 env_vars:
   NCCL_TOPO_FILE: null
   NCCL_IB_TIMEOUT: 22
+  LD_LIBRARY_PATH: /opt/efa/lib:$LD_LIBRARY_PATH
   TRANSFORMERS_OFFLINE: 1
 
 numa_mapping:

@@ -57,6 +57,7 @@ def test_in_two_commands_to_the_script(old: Path, capsys: Capsys) -> None:
         assert "#SBATCH --partition=long" in text
         assert "--output=/lustre/work/results/" in text
         assert "export NCCL_IB_TIMEOUT=22" in text and "export TRANSFORMERS_OFFLINE=1" in text
+        assert "LD_LIBRARY_PATH" not in text  # each task expands it
         # A variable that only the shipped root sets.
         assert "NCCL_NVLS_ENABLE" not in text
         assert "/lustre:/lustre" in text
