@@ -6,11 +6,14 @@ entry with the same arguments and environment, and nothing made or joined before
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -84,6 +87,7 @@ class WarmPool:
 
     def __init__(self, socket: Path | None) -> None:
         self._socket = socket
+        self._started: list[ColdProcess] = []
 
     def start(
         self,
@@ -105,7 +109,16 @@ class WarmPool:
         paths = (output, errors or output)
         with Path(os.devnull).open() as nothing, paths[0].open("ab") as out, paths[1].open("ab") as err:
             files = (nothing.fileno(), out.fileno(), err.fileno())
-            return WarmProcess(self._socket, order, files) if self._socket else ColdProcess(order, files)
+            if self._socket:
+                return WarmProcess(self._socket, order, files)
+            self._started.append(ColdProcess(order, files))
+            return self._started[-1]
+
+    def close(self) -> None:
+        """End what was started and has not ended, as after a failed test."""
+        for process in self._started:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
 
     def write_interpreter(self, path: Path, module: str = "") -> Path:
         """Write a Python that has its ``-m slipway.trainer.pretrain`` forked; `module` stands in for that.
@@ -137,9 +150,10 @@ class WarmPool:
 
 
 @pytest.fixture(scope="session")
-def pool() -> WarmPool:
+def pool() -> Iterator[WarmPool]:
     """Processes that start to train at once."""
-    return WarmPool(zygotes.ranks() if zygotes.is_warm() else None)
+    with contextlib.closing(WarmPool(zygotes.ranks() if zygotes.is_warm() else None)) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")
