@@ -63,11 +63,18 @@ def site_findings(draft: Draft, skipped: Sequence[str]) -> tuple[list[str], list
         each
         for each in read_rules(draft.composition.config_dirs)
         if each.id not in skipped
+        and not (values["cluster"]["scheduler"] == "local" and _is_of_slurm(each.rule))
         and all(set(_texts(_value(values, key))) & set(_texts(text)) for key, text in each.rule.where.items())
     ]
     return [each.id for each in rules], [
         finding for each in rules for finding in _findings(each, draft, values)
     ]
+
+
+def _is_of_slurm(rule: _Rule) -> bool:
+    """Return True if a rule is about a key that local work, charged to nobody, has no use for."""
+    scheduler = "cluster.scheduler"
+    return rule.key.startswith("cluster.") and rule.key != scheduler and scheduler not in rule.where
 
 
 @cache
