@@ -49,9 +49,10 @@ class _Rule(StrictModel):
 
 
 class SiteRule(NamedTuple):
-    """A rule with the id of its check, and the file and line that it stands in."""
+    """A rule with the id of its check, its tree, and the file and line that it stands in."""
 
     id: str
+    tree: Path
     place: str
     rule: _Rule
 
@@ -79,17 +80,23 @@ def _is_of_slurm(rule: _Rule) -> bool:
 
 @cache
 def read_rules(trees: Sequence[Path]) -> tuple[SiteRule, ...]:
-    """Return the rules of all trees; of two with a name the first. Raise UserError for mistakes in them."""
+    """Return the rules of all trees; of two trees' with a name the first. Raise UserError for mistakes."""
     rules: dict[str, SiteRule] = {}
     mistakes: list[UserError] = []
-    for path in (path for tree in trees for path in sorted(tree.glob("checks/*.yaml"))):
+    files = [(tree, path) for tree in trees for path in sorted(tree.glob("checks/*.yaml"))]
+    for tree, path in files:
         text, content = read_mapping(path)
         keys, root = cast("dict[Any, Any]", OmegaConf.to_container(content)), yaml.compose(text)
         lines = [key.start_mark.line + 1 for key, _ in getattr(root, "value", [])]
         for (name, node), line in zip(keys.items(), lines, strict=True):
             place = f"{escape(display_path(path))}:{line}"
             try:
-                rules.setdefault(str(name), SiteRule(f"{SITE}{name}", place, _read(str(name), node)))
+                rule = SiteRule(f"{SITE}{name}", tree, place, _read(str(name), node))
+                first = rules.setdefault(str(name), rule)
+                if first is not rule and first.tree == tree:
+                    raise UserError(
+                        f"{name}: this tree has two of this name", hint=f"the first: {first.place}"
+                    )
             except UserError as error:
                 mistakes += error.mistakes
                 for mistake in error.mistakes:
