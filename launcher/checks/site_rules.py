@@ -59,23 +59,21 @@ class SiteRule(NamedTuple):
 
 def site_findings(draft: Draft, skipped: Sequence[str]) -> tuple[list[str], list[Finding]]:
     """Return the ids of the site's checks that apply to a draft, and what they find."""
-    values = _values(draft)
+    values, is_local = _values(draft), draft.plan.scheduler == "local"
     rules = [
         each
         for each in read_rules(draft.composition.config_dirs)
         if each.id not in skipped
-        and not (values["cluster"]["scheduler"] == "local" and _is_of_slurm(each.rule))
+        # Local work is charged to nobody, and asks Slurm for nothing.
+        and not (
+            is_local
+            and each.rule.key.startswith("cluster.")
+            and "cluster.scheduler" not in [each.rule.key, *each.rule.where]
+        )
         and all(set(_texts(_value(values, key))) & set(_texts(text)) for key, text in each.rule.where.items())
     ]
-    return [each.id for each in rules], [
-        finding for each in rules for finding in _findings(each, draft, values)
-    ]
-
-
-def _is_of_slurm(rule: _Rule) -> bool:
-    """Return True if a rule is about a key that local work, charged to nobody, has no use for."""
-    scheduler = "cluster.scheduler"
-    return rule.key.startswith("cluster.") and rule.key != scheduler and scheduler not in rule.where
+    findings = [finding for each in rules for finding in _findings(each, draft, values)]
+    return [each.id for each in rules], findings
 
 
 @cache
@@ -83,8 +81,7 @@ def read_rules(trees: Sequence[Path]) -> tuple[SiteRule, ...]:
     """Return the rules of all trees; of two trees' with a name the first. Raise UserError for mistakes."""
     rules: dict[str, SiteRule] = {}
     mistakes: list[UserError] = []
-    files = [(tree, path) for tree in trees for path in sorted(tree.glob("checks/*.yaml"))]
-    for tree, path in files:
+    for tree, path in ((top, path) for top in trees for path in sorted(top.glob("checks/*.yaml"))):
         text, content = read_mapping(path)
         keys, root = cast("dict[Any, Any]", OmegaConf.to_container(content)), yaml.compose(text)
         lines = [key.start_mark.line + 1 for key, _ in getattr(root, "value", [])]
@@ -94,9 +91,7 @@ def read_rules(trees: Sequence[Path]) -> tuple[SiteRule, ...]:
                 rule = SiteRule(f"{SITE}{name}", tree, place, _read(str(name), node))
                 first = rules.setdefault(str(name), rule)
                 if first is not rule and first.tree == tree:
-                    raise UserError(
-                        f"{name}: this tree has two of this name", hint=f"the first: {first.place}"
-                    )
+                    raise UserError(f"{name}: two rules of one name", hint=f"the first: {first.place}")
             except UserError as error:
                 mistakes += error.mistakes
                 for mistake in error.mistakes:

@@ -12,7 +12,6 @@ from pathlib import Path
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import NEWEST, RUNS_HELP, add_base_results_dir, find_all, print_resumable
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, escape
-from launcher.estimates.values import count
 from launcher.jobs.lookup import RunRef, runs_in
 from launcher.monitor.run_status import StatusRow, as_table, collect_status, gone
 from launcher.monitor.watching import StatusPoller, watch
@@ -97,12 +96,12 @@ def run(args: argparse.Namespace) -> int:
     elif not args.active:
         _print_no_runs(args.base_results_dir)
     if not args.runs and (hidden := _unreadable(args.base_results_dir)):
-        print_message(f"{count(hidden, 'run')} cannot be read: permission denied")
+        print_message(f"runs that cannot be read, for want of permission: {hidden}")
     if not (args.runs or args.active):
         # A hundred points would hide all other runs.
-        for directory, points in sweeps_in(args.base_results_dir):
+        for directory, count in sweeps_in(args.base_results_dir):
             where = escape(shlex.quote(display_path(directory)))
-            print_message(f"a sweep of {points} points: slipway sweep --results {where}")
+            print_message(f"a sweep of {count} points: slipway sweep --results {where}")
     states = [row.status.state for row in rows]
     if args.exit_code:
         return worst_exit_code(states)

@@ -382,8 +382,5 @@ def _causes(lines: Sequence[str]) -> list[str]:
 
 def strip_log(line: str) -> str:
     """Return the message of a line of a log, in one line and without the log's quotes."""
-    match = _LOG.fullmatch(line)
-    if match is None:
-        return _LEVEL.sub("", line, count=1)
-    text = re.sub(r'\\(["\\nrt])', lambda found: found[1] if found[1] in '"\\' else " ", match[1])
-    return " ".join(text.split())
+    log = _LOG.fullmatch(line)
+    return log[1].replace(r"\n", " ").replace(r"\"", '"').strip() if log else _LEVEL.sub("", line, count=1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -17,12 +16,9 @@ _UNKNOWN = ", where PATH is Slipway's checkout or wheel"
 
 
 def install_command(extra: str, python: str | None = None) -> str:
-    """Return the command for an interpreter, this one by default; the path is PATH where it is not known.
-
-    Where its environment is somebody else's, the command is for them.
-    """
+    """Return the command for an interpreter, by default this one, or whom to ask for it."""
     where, option = _origin()
-    prefix = Path(shutil.which(python) or python).parent.parent if python else Path(sys.prefix)
+    prefix = Path(python).parent.parent if python else Path(sys.prefix)
     who = "" if os.access(str(prefix), os.W_OK) else "ask whoever installed it: "
     words = [python or sys.executable, "-m", "pip", "install", *option, f"{where or 'PATH'}[{extra}]"]
     return f"{who}{shlex.join(words)}{'' if where else _UNKNOWN}"

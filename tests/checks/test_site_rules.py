@@ -188,11 +188,11 @@ def test_two_rules_of_one_tree_with_one_name_are_refused(tmp_path: Path, capsys:
     tree = tree_of(tmp_path, "nodes: {key: job.nodes, maximum: 1}", name="a")
     tree_of(tree, "nodes: {key: job.nodes, maximum: 2}", name="b")
     places = f"  from {tree}/checks/b.yaml:1\n  the first: {tree}/checks/a.yaml:1"
-    message = f"nodes: this tree has two of this name\n{places}"
+    message = f"nodes: two rules of one name\n{places}"
     with pytest.raises(UserError, match=re.escape(message)):
         read_rules((tree,))
     assert main(["doctor", "cluster=local", f"--config-dir={tree}"]) == 2
-    assert "nodes: this tree has two of this name" in capsys.readouterr().err
+    assert "nodes: two rules of one name" in capsys.readouterr().err
 
 
 def test_check_and_launch_report_the_rules_of_a_site(

@@ -222,7 +222,7 @@ def test_status_counts_the_runs_that_it_cannot_read(
         finally:
             os.seteuid(0)
         err = capsys.readouterr().err
-        assert ("slipway: 1 run cannot be read: permission denied\n" in err) == is_there
+        assert ("slipway: runs that cannot be read, for want of permission: 1\n" in err) == is_there
         assert ("no run was launched" in err) == (not is_there)
         shutil.rmtree(runs.base / "closed", ignore_errors=True)
 
