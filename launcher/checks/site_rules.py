@@ -33,6 +33,7 @@ _KEYS = (
     *(f"cluster.{name}" for name in ClusterConfig.model_fields),
     *(f"job.{name}" for name in _OF_JOB),
 )
+_OF_SLURM = re.compile(r"cluster\.(?!scheduler$)")
 _Scalar = str | int | float | bool
 
 
@@ -59,17 +60,13 @@ class SiteRule(NamedTuple):
 
 def site_findings(draft: Draft, skipped: Sequence[str]) -> tuple[list[str], list[Finding]]:
     """Return the ids of the site's checks that apply to a draft, and what they find."""
-    values, is_local = _values(draft), draft.plan.scheduler == "local"
+    values, on_slurm = _values(draft), draft.plan.scheduler != "local"
     rules = [
         each
         for each in read_rules(draft.composition.config_dirs)
         if each.id not in skipped
         # Local work is charged to nobody, and asks Slurm for nothing.
-        and not (
-            is_local
-            and each.rule.key.startswith("cluster.")
-            and "cluster.scheduler" not in [each.rule.key, *each.rule.where]
-        )
+        and (on_slurm or not _OF_SLURM.match(each.rule.key) or "cluster.scheduler" in each.rule.where)
         and all(set(_texts(_value(values, key))) & set(_texts(text)) for key, text in each.rule.where.items())
     ]
     findings = [finding for each in rules for finding in _findings(each, draft, values)]
