@@ -33,6 +33,7 @@ _KEYS = (
     *(f"cluster.{name}" for name in ClusterConfig.model_fields),
     *(f"job.{name}" for name in _OF_JOB),
 )
+_OF_SLURM = re.compile(r"cluster\.(?!scheduler$)")
 _Scalar = str | int | float | bool
 
 
@@ -49,40 +50,45 @@ class _Rule(StrictModel):
 
 
 class SiteRule(NamedTuple):
-    """A rule with the id of its check, and the file and line that it stands in."""
+    """A rule with the id of its check, its tree, and the file and line that it stands in."""
 
     id: str
+    tree: Path
     place: str
     rule: _Rule
 
 
 def site_findings(draft: Draft, skipped: Sequence[str]) -> tuple[list[str], list[Finding]]:
     """Return the ids of the site's checks that apply to a draft, and what they find."""
-    values = _values(draft)
+    values, on_slurm = _values(draft), draft.plan.scheduler != "local"
     rules = [
         each
         for each in read_rules(draft.composition.config_dirs)
         if each.id not in skipped
+        # Local work is charged to nobody, and asks Slurm for nothing.
+        and (on_slurm or not _OF_SLURM.match(each.rule.key) or "cluster.scheduler" in each.rule.where)
         and all(set(_texts(_value(values, key))) & set(_texts(text)) for key, text in each.rule.where.items())
     ]
-    return [each.id for each in rules], [
-        finding for each in rules for finding in _findings(each, draft, values)
-    ]
+    findings = [finding for each in rules for finding in _findings(each, draft, values)]
+    return [each.id for each in rules], findings
 
 
 @cache
 def read_rules(trees: Sequence[Path]) -> tuple[SiteRule, ...]:
-    """Return the rules of all trees; of two with a name the first. Raise UserError for mistakes in them."""
+    """Return the rules of all trees; of two trees' with a name the first. Raise UserError for mistakes."""
     rules: dict[str, SiteRule] = {}
     mistakes: list[UserError] = []
-    for path in (path for tree in trees for path in sorted(tree.glob("checks/*.yaml"))):
+    for tree, path in ((top, path) for top in trees for path in sorted(top.glob("checks/*.yaml"))):
         text, content = read_mapping(path)
         keys, root = cast("dict[Any, Any]", OmegaConf.to_container(content)), yaml.compose(text)
         lines = [key.start_mark.line + 1 for key, _ in getattr(root, "value", [])]
         for (name, node), line in zip(keys.items(), lines, strict=True):
             place = f"{escape(display_path(path))}:{line}"
             try:
-                rules.setdefault(str(name), SiteRule(f"{SITE}{name}", place, _read(str(name), node)))
+                rule = SiteRule(f"{SITE}{name}", tree, place, _read(str(name), node))
+                first = rules.setdefault(str(name), rule)
+                if first is not rule and first.tree == tree:
+                    raise UserError(f"{name}: two rules of one name", hint=f"the first: {first.place}")
             except UserError as error:
                 mistakes += error.mistakes
                 for mistake in error.mistakes:

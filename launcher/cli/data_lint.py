@@ -232,7 +232,7 @@ def answers(
         raise UserError(mistake)
     missing = _MISSING.search(message)
     if code and missing:
-        raise UserError(f"{python} lacks {missing[1]}", hint=f"install it: {install_command('data', python)}")
+        raise UserError(f"{python} lacks {missing[1]}", hint=install_command("data", python))
     if code not in (DONE, WENT_WRONG) or (code and message):
         raise RuntimeError(f"python -m {module} ended with exit code {code}:\n{message}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
 from launcher.ui.tables import print_table
 from launcher.ui.terminal import print_json, print_message, print_stderr
+from slipway.common.files import names_in
 
 _INTERVAL, _LEAST_INTERVAL = 5.0, 2.0  # seconds; a controller serves thousands of users
 
@@ -93,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
             print_message(f"{len(rows) - len(shown)} older runs: slipway status --all")
     elif not args.active:
         _print_no_runs(args.base_results_dir)
+    if not args.runs and (hidden := _unreadable(args.base_results_dir)):
+        print_message(f"runs that cannot be read, for want of permission: {hidden}")
     if not (args.runs or args.active):
         # A hundred points would hide all other runs.
         for directory, count in sweeps_in(args.base_results_dir):
@@ -136,6 +140,12 @@ def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
     return worst_exit_code(last.states)
 
 
+def _unreadable(base: Path) -> int:
+    """Return how many directories of a team's results are closed to this user: runs, as far as one sees."""
+    paths = (base / name for name in names_in(base))
+    return sum(not os.access(path, os.X_OK, effective_ids=True) for path in paths if os.path.isdir(path))  # noqa: PTH112
+
+
 def _print_no_runs(base: Path) -> None:
-    if not sweeps_in(base):
+    if not sweeps_in(base) and not _unreadable(base):
         print_stderr(f"no run was launched in {base} yet")

@@ -16,6 +16,7 @@ from typing import Any
 from launcher.checks.findings import Severity
 from launcher.checks.gathering.host import ask_cluster, host_facts
 from launcher.checks.rules.files import engine_of_image, machine_problems
+from launcher.checks.site_rules import read_rules
 from launcher.config.compose import tree_roots
 from launcher.config.site_trees import why_open
 from launcher.doctor import container_rules as containers
@@ -28,6 +29,7 @@ from launcher.drafting import Draft
 from launcher.errors import UserError, end_of, escape
 from launcher.images.references import DOCKER_HUB
 from launcher.images.registry import HUB_MACHINES, login_file
+from launcher.images.tools import strip_log
 from launcher.plan import Plan
 from launcher.slurm.commands import Unreachable, error_text, run
 from launcher.slurm.environment import clean_environment
@@ -78,6 +80,7 @@ def examine(
     UserError if `image` is no image's name, or Pyxis does not start it, or there are too few nodes.
     """
     plan, config_dirs = draft.plan, draft.composition.config_dirs
+    read_rules(config_dirs)  # a mistake in one stops each launch
     needs = needs_of(plan)
     name = image or (plan.job.container.image if plan.job.container is not None and needs.image else None)
     key = "--image" if image else "container"
@@ -315,8 +318,8 @@ def _of_registry(image: Image, name: str | None) -> Image:
     except TimeoutError:
         return replace(image, why="the registry did not answer")
     if answer.code != 0:
-        match = re.search(r'msg="(.*)"', answer.stderr)  # behind the time and the level
-        text = match[1].rpartition(": ")[2] if match else error_text(answer.stderr)
+        messages = [strip_log(line) for line in answer.stderr.splitlines() if "level=" in line]
+        text = re.sub(r'Error parsing image name "\S*": ', "", (messages or [error_text(answer.stderr)])[-1])
         return replace(image, why=f"the registry's error: {end_of(escape(text))}")
     try:
         variables = json.loads(answer.stdout)["config"].get("Env") or []

@@ -360,7 +360,7 @@ def explain_failure(
     if plain_http or any("http://" in line for line in lines):
         hint = hint.replace("https://REGISTRY", "http://REGISTRY")
         hint = hint.replace("list-tags docker", "list-tags --tls-verify=false docker")
-    words = [f"{name}: {end_of(escape(without_secrets(_strip_log(line))))}" for line in quoted]
+    words = [f"{name}: {end_of(escape(without_secrets(strip_log(line))))}" for line in quoted]
     return ToolError(doing, why, words, fill_names(hint, names or {}))
 
 
@@ -380,6 +380,7 @@ def _causes(lines: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*causes, candidates[-1]]))
 
 
-def _strip_log(line: str) -> str:
-    match = _LOG.fullmatch(line)
-    return match[1].replace('\\"', '"') if match else _LEVEL.sub("", line, count=1)
+def strip_log(line: str) -> str:
+    """Return the message of a line of a log, in one line and without the log's quotes."""
+    log = _LOG.fullmatch(line)
+    return log[1].replace(r"\n", " ").replace(r"\"", '"').strip() if log else _LEVEL.sub("", line, count=1)

@@ -101,7 +101,8 @@ def plan_arrays(sweep: SweepDraft, throttle: int | None, largest: int) -> list[A
 def render_array(array: Array, directory: Path, tag: str, template_dir: Path | None) -> str:
     """Render the script of an array in `directory`."""
     header = [*_array_lines(array, directory), *_header(array.points[0])]
-    values = {"header_lines": header, "tag": tag, "directory": directory}
+    programs = ", ".join(sorted({str(point.plan.job.payload.argv[0]) for point in array.points}))
+    values = {"header_lines": header, "tag": tag, "directory": directory, "programs": programs}
     return render_template("sweep.sh.j2", values, template_dir)
 
 

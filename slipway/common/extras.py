@@ -6,6 +6,7 @@ The package is not on an index, where its name may be somebody else's.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -15,10 +16,12 @@ _UNKNOWN = ", where PATH is Slipway's checkout or wheel"
 
 
 def install_command(extra: str, python: str | None = None) -> str:
-    """Return the command for an interpreter, this one by default; the path is PATH where it is not known."""
+    """Return the command for an interpreter, by default this one, or whom to ask for it."""
     where, option = _origin()
+    prefix = Path(python).parent.parent if python else Path(sys.prefix)
+    who = "" if os.access(str(prefix), os.W_OK) else "ask whoever installed it: "
     words = [python or sys.executable, "-m", "pip", "install", *option, f"{where or 'PATH'}[{extra}]"]
-    return f"{shlex.join(words)}{'' if where else _UNKNOWN}"
+    return f"{who}{shlex.join(words)}{'' if where else _UNKNOWN}"
 
 
 def _origin() -> tuple[str | None, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,24 @@ CASES = [
         "training.model.optim.lr=1: mind the rate",
     ),
     ("{key: cluster.exclusive, allowed: [true]}", [], ["cluster.exclusive=False"], "cluster.exclusive=false"),
+    (
+        "{key: cluster.account, required: true}",
+        ["cluster=local", "container=null"],
+        [],
+        "cluster.account=null",
+    ),
+    (
+        "{key: cluster.account, required: true, where: {cluster.scheduler: local}}",
+        [],
+        ["cluster=local", "container=null"],
+        "cluster.account=null",
+    ),
+    (
+        "{key: cluster.scheduler, allowed: [slurm]}",
+        [],
+        ["cluster=local", "container=null"],
+        "cluster.scheduler='local'",
+    ),
     ("{key: cluster.qos, allowed: [long]}", [], ["cluster.qos=short"], "cluster.qos='short'"),
 ]
 
@@ -163,6 +182,17 @@ def test_all_mistakes_are_named_and_the_first_of_two_trees_decides(tmp_path: Pat
     tree_of(site, "a: {}", "b: {}", name="wrong")
     with pytest.raises(UserError, match=r"(?s)a.key: this key is needed.*b.key: this key"):
         read_rules((site,))
+
+
+def test_two_rules_of_one_tree_with_one_name_are_refused(tmp_path: Path, capsys: Capsys) -> None:
+    tree = tree_of(tmp_path, "nodes: {key: job.nodes, maximum: 1}", name="a")
+    tree_of(tree, "nodes: {key: job.nodes, maximum: 2}", name="b")
+    places = f"  from {tree}/checks/b.yaml:1\n  the first: {tree}/checks/a.yaml:1"
+    message = f"nodes: two rules of one name\n{places}"
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_rules((tree,))
+    assert main(["doctor", "cluster=local", f"--config-dir={tree}"]) == 2
+    assert "nodes: two rules of one name" in capsys.readouterr().err
 
 
 def test_check_and_launch_report_the_rules_of_a_site(

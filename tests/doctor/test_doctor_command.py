@@ -164,8 +164,14 @@ echo '{"config": {"Env": ["PATH=/bin", "CUDA_VERSION=12.5.0.23", "NVIDIA_REQUIRE
         "nvcr.io",
         None,
     )
-    write_skopeo("""echo 'time="x" level=fatal msg="Error: reading manifest: unauthorized"' >&2; exit 1""")
-    assert image_named(name, "container").why == "the registry's error: unauthorized"
+    cause = r"requested access to: the \"resource\": permission denied\n\n"
+    reference = r"\"docker://nvcr.io/nvidia/nemo:24.07\""
+    write_skopeo(f"""printf '%s\\n' '
+time="x" level=warning msg="mind: this"
+time="x" level=fatal msg="Error parsing image name {reference}: reading: {cause}"' >&2
+exit 1""")
+    cause = r'reading: requested access to: the "resource": permission denied'
+    assert image_named(name, "container").why == f"the registry's error: {cause}"
     write_skopeo("echo '[]'")
     assert image_named(name, "container").why == "the registry's answer cannot be read"
 

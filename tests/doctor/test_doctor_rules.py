@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from launcher.doctor.tool_rules import (
     tool_lines,
 )
 from launcher.releases import contents_of
+from slipway.common.extras import install_command
 from tests.doctor.machines import (
     BARE,
     FILE,
@@ -453,6 +456,20 @@ def test_python_and_extras_are_reported() -> None:
         statuses_of(python_lines("3.11.7", versions, (True, "not on this machine")))["trainer"] == "warning!"
     )
     assert "trainer" not in statuses_of(python_lines("3.11.7", versions, None))
+
+
+def test_extras_of_an_environment_of_others_are_theirs_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def writable(path: str, mode: int) -> bool:
+        return mode == os.W_OK and path == str(tmp_path)
+
+    monkeypatch.setattr("slipway.common.extras.os.access", writable)
+    assert install_command("train").startswith(f"ask whoever installed it: {sys.executable} -m pip install ")
+    python = f"{tmp_path}/bin/python"
+    assert install_command("train", python).startswith(f"{python} -m pip install ")
+    line = line_about(list(python_lines("3.11.7", {}, None)), "extra plot")
+    assert (line.fix or "").startswith("ask whoever installed it: ")
 
 
 @pytest.mark.parametrize(

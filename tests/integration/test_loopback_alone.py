@@ -1,4 +1,7 @@
-"""No verb contacts another machine unless it is told to, as SECURITY.md says."""
+"""No verb contacts another machine unless it is told to, as SECURITY.md says.
+
+Work is local and has no container, so that doctor asks no registry. The guard sees Python's connections.
+"""
 
 from __future__ import annotations
 

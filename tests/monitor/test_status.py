@@ -210,6 +210,23 @@ def test_status_without_runs(runs: Runs, capsys: Capsys) -> None:
         slipway(runs, "status", "x")
 
 
+def test_status_counts_the_runs_that_it_cannot_read(
+    runs: Runs, scheduler: FakeScheduler, other_user: int, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    monkeypatch.setenv("SLIPWAY_CACHE_DIR", str(runs.base / "nowhere"))
+    runs.launch("closed", job_id="1").parents[1].chmod(0o700)
+    for is_there in True, False:
+        os.seteuid(other_user)
+        try:
+            assert slipway(runs, "status") == 0
+        finally:
+            os.seteuid(0)
+        err = capsys.readouterr().err
+        assert ("slipway: runs that cannot be read, for want of permission: 1\n" in err) == is_there
+        assert ("no run was launched" in err) == (not is_there)
+        shutil.rmtree(runs.base / "closed", ignore_errors=True)
+
+
 @pytest.mark.parametrize(
     ("states", "code"),
     [

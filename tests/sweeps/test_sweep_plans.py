@@ -62,11 +62,14 @@ def test_more_points_than_an_array_may_have_are_split(tmp_path: Path) -> None:
 
 def test_the_script_of_an_array_is_sound_whatever_the_names_hold(tmp_path: Path) -> None:
     sweep = draft_points(
-        tmp_path, LR, "container=null", f"base_results_dir='{tmp_path}/a \"b\" $(touch canary) %a'"
+        tmp_path,
+        *(LR, "container=null", "cluster.python='/a b/$(touch canary)/python'"),
+        f"base_results_dir='{tmp_path}/a \"b\" $(touch canary) %a'",
     )
     (array,) = arrays(sweep)
     script = render_array(array, sweep.directory / "arrays" / "1", "a-tag", None)
     assert "%%a/gpt3_tiny_sweep/arrays/1/points/%a/log-" in script
+    assert "\n# Tasks run '/a b/$(touch canary)/python'\n" in script
     shellcheck = Path(sys.executable).with_name("shellcheck")
     # shellcheck takes the $( in a name for an expansion.
     done = subprocess.run([shellcheck, "--exclude=SC2016", "-"], input=script, text=True, capture_output=True)
