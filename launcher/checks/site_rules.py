@@ -60,10 +60,11 @@ class SiteRule(NamedTuple):
 
 def site_findings(draft: Draft, skipped: Sequence[str]) -> tuple[list[str], list[Finding]]:
     """Return the ids of the site's checks that apply to a draft, and what they find."""
-    values, on_slurm = _values(draft), draft.plan.scheduler != "local"
+    all_rules, on_slurm = read_rules(draft.composition.config_dirs), draft.plan.scheduler != "local"
+    values = _values(draft) if all_rules else {}
     rules = [
         each
-        for each in read_rules(draft.composition.config_dirs)
+        for each in all_rules
         if each.id not in skipped
         # Local work is charged to nobody, and asks Slurm for nothing.
         and (on_slurm or not _OF_SLURM.match(each.rule.key) or "cluster.scheduler" in each.rule.where)
