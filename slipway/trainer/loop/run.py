@@ -100,15 +100,6 @@ class Loop:
     `Stopping.agree` takes over the flags of the step just taken, and `Stopping.known` says what they amount
     to without waiting. Validations and saves wait for all ranks anyway: after one, `Stopping.agreed` asks the
     ranks anew, so that what came meanwhile is answered at once, and the save just made is the last one.
-
-    Parameters
-    ----------
-    session
-        What is trained.
-    stopping
-        The requests to stop.
-    saver
-        What writes the checkpoints.
     """
 
     def __init__(self, session: Session, stopping: Stopping, saver: Saver) -> None:
