@@ -270,14 +270,12 @@ class _Search:
         self._divergence: str | None = None
 
     def run(self) -> LogErrors:
-        # The end of a block that may hold the beginning of a pattern is searched again with the next block.
+        # A block overlaps the next one by the longest pattern, of which it may hold the beginning.
         overlap = max(map(len, (*PATTERNS, *_DIVERGED_BEGINS, self._since or b""))) - 1
-        base, content = 0, b""
-        while block := self._stream.read(_BLOCK_BYTES):
-            rest = content[-overlap:]
-            base += len(content) - len(rest)
-            content = rest + block
+        base = 0
+        while content := self._read(base, base + _BLOCK_BYTES + overlap):
             self._search_block(base, content)
+            base += _BLOCK_BYTES
         matches = sorted((at, pattern) for pattern, at in self._errors.items())
         errors = dict.fromkeys(self._message(at, pattern) for at, pattern in matches)
         return LogErrors(list(errors), self._divergence)
