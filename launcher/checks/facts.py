@@ -101,11 +101,11 @@ class EarlierTraining:
     `goes_on` is whether the planned launch may go on from what the run has saved, or is about to save.
     `changes` are without what may change between two launches of a training. `data` names the files that were
     exchanged since `data_since`, the checkpoint or the launch, each as old → new; `accept` is the value of
-    `training.resume.accept_data` that accepts that, and `accepted` the one that is set. `shards` is the
-    checkpoint to resume from, if its optimizer states are loaded, and only by some parallel sizes. `steps`
-    are `trainer.max_steps` before and now where they differ, and `rate` the first step whose learning rate
-    that moves, with the rate before and now. `abandoned` are checkpoints of the run that the NeMo launcher
-    made, and that no launch of ours would find.
+    `training.resume.accept_data` that accepts that, and `accepted` the one that is set. `saved` is the step
+    that our trainer goes on from, and `shards` that checkpoint if its optimizer states are loaded, and only
+    by some parallel sizes. `steps` are `trainer.max_steps` before and now where they differ, and `rate` the
+    first step whose learning rate that moves, with the rate before and now. `abandoned` are checkpoints of
+    the run that the NeMo launcher made, and that no launch of ours would find.
     """
 
     launch: int | None
@@ -115,6 +115,7 @@ class EarlierTraining:
     data_since: str = ""
     accept: str | None = None
     accepted: str | None = None
+    saved: int | None = None
     shards: SavedShards | None = None
     steps: tuple[int, int] | None = None
     rate: tuple[int, float, float] | None = None

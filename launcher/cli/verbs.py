@@ -49,7 +49,7 @@ MODULES = {
 
 # What other tools call a verb.
 _SYNONYMS = {
-    "launch": "train run submit start sbatch srun pretrain",
+    "launch": "train run submit start sbatch srun torchrun pretrain",
     "resume": "continue restart relaunch requeue",
     "render": "script",
     "check": "validate lint",
@@ -65,7 +65,7 @@ _SYNONYMS = {
     "clean --remove": "rm remove delete del",
     "convert": "export",
     "evaluate": "eval",
-    "generate": "sample infer chat complete",
+    "generate": "sample infer inference chat complete",
     "data prepare": "preprocess tokenize prepare",
     "image build": "build",
     "init": "new",

@@ -168,6 +168,13 @@ def test_a_key_that_moves_the_order_of_the_data_is_reported(tmp_path: Path, key:
     assert f"had other settings: training.model.data.{key}" in message
 
 
+def test_a_finished_training_says_before_it_is_launched_that_nothing_is_left(tmp_path: Path) -> None:
+    launch(tmp_path, MOCK)
+    checkpoint(tmp_path, "megatron_gpt-step=200", step=200)
+    assert "nothing left to do: the run has a checkpoint of step 200 already" in launch(tmp_path, MOCK)
+    assert "nothing left" not in launch(tmp_path, MOCK, "training.trainer.max_steps=201")
+
+
 def test_changes_allowed_within_a_training_are_not_reported(tmp_path: Path) -> None:
     launch(tmp_path, MOCK)
     message = launch(

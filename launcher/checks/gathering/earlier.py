@@ -71,7 +71,9 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
     )
     if not earlier.goes_on:
         return earlier
-    earlier = replace(earlier, shards=checkpoints.saved_shards(resolver), **_schedule(resolver, paths))
+    chosen = checkpoints.chosen_checkpoint(resolver) if plan.job.engine == "megatron" else None
+    saved, shards = chosen.step if chosen is not None else None, checkpoints.saved_shards(resolver)
+    earlier = replace(earlier, saved=saved, shards=shards, **_schedule(resolver, paths))
     known, since = _trained_on(resolver, manifest)
     answer = ask_identity(draft, known) if known else None
     if answer is not None:

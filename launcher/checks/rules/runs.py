@@ -63,6 +63,10 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
         text = f"the NeMo launcher saved this run in {earlier.abandoned}, where this launch does not look"
         fix = f"mv -T {earlier.abandoned} {plan.paths.checkpoints}, to go on from there\n{_SEPARATE}"
         yield error(_RUN, plan.paths.run_name, text, fix)
+    last = Values(plan.job.config or {}).whole(_STEPS)
+    if earlier.goes_on and earlier.saved is not None and last is not None and earlier.saved >= last:
+        text = f"nothing left to do: the run has a checkpoint of step {earlier.saved} already"
+        yield warning(_STEPS, last, text, f"to continue: {full(_STEPS)}=... above {earlier.saved}")
     yield from _moved_by_steps(plan, earlier)
 
 
