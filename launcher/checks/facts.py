@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.releases import Contents
@@ -119,7 +118,7 @@ class EarlierTraining:
     shards: SavedShards | None = None
     steps: tuple[int, int] | None = None
     rate: tuple[int, float, float] | None = None
-    abandoned: Path | None = None
+    abandoned: str | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
 

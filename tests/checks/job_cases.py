@@ -323,6 +323,14 @@ JOB_CASES = [
         facts=earlier_training(steps=(10, 20), rate=(11, 6.7e-4, 3.1e-3)),
     ),
     good("run.training", {}, plan={"engine": "megatron"}, facts=earlier_training(steps=(10, 20))),
+    warns(
+        "run.training",
+        {"trainer.max_steps": 20},
+        "training.trainer.max_steps=20: nothing left to do: the run has a checkpoint of step 30 already",
+        "to continue: training.trainer.max_steps=... above 30",
+        facts=earlier_training(saved=30),
+    ),
+    good("run.training", {"trainer.max_steps": 20}, facts=earlier_training(saved=19)),
     bad(
         "data.identity",
         {},

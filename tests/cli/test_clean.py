@@ -95,6 +95,14 @@ def test_what_is_used_stays(run_dir: Path, capsys: Capsys) -> None:
     assert steps(run_dir) == [10, 20, 40, 50]
 
 
+def test_the_newest_goes_with_its_run(run_dir: Path, capsys: Capsys) -> None:
+    assert main(["clean", "a", "--remove", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert "stays" not in output
+    assert "goes with the run" in output
+    assert output.endswith("remove 1 run\n")
+
+
 def test_a_run_is_archived_and_removed(run_dir: Path, tmp_path: Path) -> None:
     (run_dir / "outside").symlink_to(tmp_path / "precious")
     (tmp_path / "precious").mkdir()

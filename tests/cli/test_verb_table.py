@@ -58,6 +58,8 @@ def test_the_table_and_the_modules_have_the_same_verbs(capsys: Capsys) -> None:
         ("train training=gpt3/tiny", "launch training=gpt3/tiny"),
         ("ls", "list"),
         ("PS", "status"),
+        ("torchrun training=gpt3/tiny", "launch training=gpt3/tiny"),
+        ("inference a", "generate a"),
         ("stop a b", "cancel a b"),
         ("tail a -f", "logs a -f"),
         ("run env_vars.HF_TOKEN=hf_0123456789abcdef", "launch 'env_vars.HF_TOKEN"),

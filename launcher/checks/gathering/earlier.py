@@ -81,13 +81,13 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
     return replace(earlier, data=None, missing={"data": "the data could not be read"}) if known else earlier
 
 
-def _of_old_launcher(resolver: PathResolver) -> Path | None:
+def _of_old_launcher(resolver: PathResolver) -> str | None:
     """Return the checkpoints of a run of the NeMo launcher: its `results` is no link, as ours is."""
     directory = resolver.plan.paths.run_dir / "results/checkpoints"
     own = checkpoints.checkpoint_directory(resolver)
     with suppress(OSError):
         if not directory.parent.is_symlink() and own != directory and any(directory.iterdir()):
-            return None if own is not None and own.is_dir() and any(own.iterdir()) else directory
+            return None if own is not None and own.is_dir() and any(own.iterdir()) else str(directory)
     return None
 
 
