@@ -1,0 +1,39 @@
+#!/bin/bash
+#SBATCH --job-name=nemo-megatron-gpt3_tiny
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=2
+#SBATCH --time=00:02:00
+#SBATCH --dependency=singleton
+#SBATCH --no-requeue
+#SBATCH --signal=B:USR1@30
+#SBATCH --output=@ROOT@/results/gpt3_tiny/launches/1/log-nemo-megatron-gpt3_tiny_%j.out
+#SBATCH --open-mode=append
+
+# Made by Slipway. supervisor.pyz does the rest: claim, next link, rendezvous, marks, signals, and why the job ended.
+set -euo pipefail +o posix +xv # a POSIXLY_CORRECT would change what bash means, a SHELLOPTS print the values of secrets
+exec 9< <(env -0) # as submitted, before anything is exported: the next link is submitted in it
+slipway_fail() { echo "Job ${SLURM_JOB_ID:-$$}: $1 on ${HOSTNAME:-this node}" >&2 && exit 1; }
+SLIPWAY_DIR=@ROOT@/results/gpt3_tiny/launches/1
+[[ -f $SLIPWAY_DIR/supervisor.pyz ]] || slipway_fail "no $SLIPWAY_DIR (moved since it was launched, or not mounted)"
+SLIPWAY_PYTHON=/usr/bin/python3
+[[ -x $SLIPWAY_PYTHON ]] || read -r SLIPWAY_PYTHON < <(command -v /usr/libexec/platform-python python3) || slipway_fail "no python3"
+
+# Environment
+export TRANSFORMERS_OFFLINE=0
+export TORCH_NCCL_AVOID_RECORD_STREAMS=1
+export NCCL_NVLS_ENABLE=0
+
+# Tasks
+exec 8< <(scontrol show hostnames "${SLURM_JOB_NODELIST-}" 2>/dev/null) # while Python starts
+exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" 20261127-122144-7a72c2 "$@" -- \
+    srun \
+    --kill-on-bad-exit=1 \
+    --export=ALL \
+    bash "$SLIPWAY_DIR/task.sh" \
+    @ROOT@/clone/.venv/bin/python \
+    -u \
+    -m \
+    trainer.pretrain \
+    --config-path=@ROOT@/results/gpt3_tiny/launches/1 \
+    --config-name=gpt3_tiny_hydra.yaml

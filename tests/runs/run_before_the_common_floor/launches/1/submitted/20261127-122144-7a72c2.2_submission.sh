@@ -1,0 +1,1 @@
+../nemo-megatron-gpt3_tiny_submission.sh

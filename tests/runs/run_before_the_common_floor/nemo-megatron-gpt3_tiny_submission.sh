@@ -1,0 +1,1 @@
+newest/nemo-megatron-gpt3_tiny_submission.sh

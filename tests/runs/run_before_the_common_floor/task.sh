@@ -1,0 +1,1 @@
+newest/task.sh
