@@ -15,40 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.secrecy import MASK, hidden, is_secret_name, without_secrets
+from slipway.common.errors import UserError as UserError
+from slipway.common.errors import escape as escape
+from slipway.common.errors import nearest as nearest
 from slipway.common.node.rules import EXIT_INTERRUPTED
 
 _LONGEST = 160
-
-
-class UserError(Exception):
-    """A mistake of the user's, with what is needed to fix it: ``KEY=VALUE: what is wrong with it``."""
-
-    exit_code = 2
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        key: str | None = None,
-        also: Sequence[str] = (),
-        source: str | None = None,
-        hint: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.key = key
-        self.also = tuple(also)
-        self.source = source
-        self.hint = hint
-
-    @property
-    def mistakes(self) -> tuple[UserError, ...]:
-        """The single mistakes of this error."""
-        return (self,)
-
-    def __str__(self) -> str:
-        lines = [self.message, *(part for part in (self.source, self.hint) if part)]
-        return "\n".join(lines).replace("\n", "\n  ")
 
 
 class Mistakes(UserError):
@@ -76,12 +48,6 @@ def did_you_mean(name: str, valid: Iterable[str], most: float = math.inf) -> str
         few = difflib.get_close_matches(name, options, cutoff=0)
         return f"nearest of {len(options)}: {', '.join(few)}"
     return f"valid: {', '.join(options)}" if options else None
-
-
-def nearest(name: str, valid: Iterable[str], count: int = 1) -> list[str]:
-    """Return the nearest spellings, ignoring case; an empty list if none is near."""
-    by_lower = {option.lower(): option for option in valid}
-    return [by_lower[low] for low in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.6)]
 
 
 def nearest_files(path: Path, suffixes: str | tuple[str, ...] = "", most: int = 3) -> str:
@@ -135,13 +101,6 @@ def _literal(value: Any) -> str:
 
 def _literal_at(key: str, value: Any) -> str:
     return MASK if value is not None and is_secret_name(key) else _literal(value)
-
-
-def escape(text: str) -> str:
-    """Return text with line breaks and unprintable characters escaped."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 # The remedies by the system's reason to refuse a write.

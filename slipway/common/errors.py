@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 EXIT_OK = 0
@@ -13,25 +13,58 @@ _LONGEST = 200
 
 
 class UserError(Exception):
-    """Something the user can put right; shown without a traceback.
+    """A mistake that the user can correct; shown without a traceback.
 
     Parameters
     ----------
     message
-        What is wrong, and what would be right.
+        What is wrong, and what would be right: ``KEY=VALUE: what is wrong with it``.
     found_by
-        Which processes find the same, so that it is enough that one of them tells it: all of the job's, all
-        of a node's, or one rank alone.
+        The processes that find the same mistake, so that one of them reports it: all of the job's, all of a
+        node's, or one rank alone.
+    key, also
+        The key of the configuration, and others that would resolve it too.
+    source
+        Where the value was set.
+    hint
+        A remedy, as a line of its own.
     """
 
-    def __init__(self, message: str, found_by: Literal["job", "node", "rank"] = "job") -> None:
+    exit_code = EXIT_USER_ERROR
+
+    def __init__(
+        self,
+        message: str,
+        found_by: Literal["job", "node", "rank"] = "job",
+        *,
+        key: str | None = None,
+        also: Sequence[str] = (),
+        source: str | None = None,
+        hint: str | None = None,
+    ) -> None:
         # A message may quote a file of somebody else's.
-        super().__init__(escape_lines(message))
+        self.message = escape_lines(message)
+        super().__init__(self.message)
         self.found_by = found_by
+        self.key = key
+        self.also = tuple(also)
+        self.source = source
+        self.hint = hint
+
+    @property
+    def mistakes(self) -> tuple[UserError, ...]:
+        """The single mistakes of this error."""
+        return (self,)
+
+    def __str__(self) -> str:
+        lines = [self.message, *(part for part in (self.source, self.hint) if part)]
+        return "\n".join(lines).replace("\n", "\n  ")
 
 
 def escape(text: str) -> str:
-    """Return text with line breaks, and whatever else is not printable, escaped."""
+    """Return text with line breaks and unprintable characters escaped."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
@@ -45,7 +78,12 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [repr(error)])[0][:_LONGEST]
 
 
+def nearest(word: str, valid: Iterable[str], count: int = 1) -> list[str]:
+    """Return the nearest spellings, ignoring case; an empty list if none is near."""
+    by_lower = {option.lower(): option for option in valid}
+    return [by_lower[low] for low in difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)]
+
+
 def suggest(word: str, valid: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the valid spelling nearest to `word`, or an empty string."""
-    near = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    return "".join(f"; did you mean {near!r}?" for near in nearest(word, valid))
