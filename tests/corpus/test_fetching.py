@@ -354,7 +354,7 @@ def test_all_failures_are_reported_together_and_the_others_arrive(
         fetch_all(
             [Download(remote(url)) for url in urls], directory, Progress("fetching", 0, 3, "files"), QUICK
         )
-    assert [line.split(": ")[0] for line in str(raised.value).splitlines()] == urls[1:]
+    assert [line.split(": ")[0] for line in raised.value.message.splitlines()] == urls[1:]
     assert [path.read_bytes() for path in directory.iterdir() if path.suffix == ""] == [CONTENT]
 
 
