@@ -127,8 +127,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="*",
         metavar="OVERRIDE",
         help="the model whose throughput is measured, such as training=llama/llama3_8b"
-        " training.trainer.devices=8 (default: training=gpt3/126m on one GPU); cluster.gpu=h100-80gb names the"
-        " GPU of the estimate",
+        " training.trainer.devices=8 (default: training=gpt3/126m on one GPU); cluster.gpu=h100-80gb names"
+        " the GPU of the estimate",
     )
     default = Path("results/gpu_check") / f"{datetime.now():%Y%m%d-%H%M%S}"
     parser.add_argument(
