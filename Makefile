@@ -66,7 +66,7 @@ nemo-test: .venv/test.done
 	$(BIN)/pytest tests/nemo tests/config/test_nemo_launcher_releases.py
 
 gpu-test: .venv/test.done
-	$(BIN)/slipway gpu-check cluster=local
+	$(BIN)/python -m benchmarks.gpu_check
 
 lint: .venv/test.done
 	$(BIN)/ruff check .

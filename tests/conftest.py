@@ -58,7 +58,7 @@ _LONG = (
     "tests/runs/test_killed_launchers.py",
     "tests/sweeps/test_sweep_on_slurm.py",
     "tests/supervisor/test_every_python.py",
-    "tests/trainer/test_gpu_check.py",
+    "tests/benchmarks/test_gpu_check.py",
     "tests/trainer/test_resharding.py",
 )
 # Tests of many seconds, left out of the inner loop: those with one of these fixtures, and the files below.

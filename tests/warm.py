@@ -136,7 +136,7 @@ class WarmPool:
         case = f'*" -m slipway.trainer.pretrain "*) exec {client} {stand_in}"$@" ;;'
         packages = '*" -m slipway.trainer.conversion "* | *" -m slipway.trainer.evaluation "*)'
         case += f' {packages} module=$3; shift 3; exec {client} -m "$module.__main__" "$@" ;;'
-        check = "slipway.trainer.gpu_check"
+        check = "benchmarks.gpu_check"
         case += f' *" -m {check} --describe "*) exec {client} -m {check}.__main__ --describe ;;'
         return write_program(path, f'case " $* " in {case} esac\nexec "{sys.executable}" "$@"')
 

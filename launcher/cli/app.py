@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 
 from launcher import __version__
 from launcher.cli.options import verb_first
-from launcher.cli.verbs import MODULES, OTHER_WORDS, VERBS
+from launcher.cli.verbs import FORMER_VERBS, MODULES, OTHER_WORDS, VERBS
 from launcher.config.site_trees import config_dirs_of
 from launcher.errors import (
     MISTAKE,
@@ -283,7 +283,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         if meant is not None:
             rest = [escape(shlex.quote(redacted(word))) for word in words[1:]]
             raise UserError(message, hint=f"did you mean: slipway {' '.join([meant, *rest])}")
-        raise UserError(message, hint=did_you_mean(verb, VERBS))
+        raise UserError(message, hint=FORMER_VERBS.get(verb) or did_you_mean(verb, VERBS))
     parser = VerbParser(
         prog="slipway",
         description="Launch and monitor large-language-model pretraining on Slurm.",

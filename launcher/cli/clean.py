@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
+from rich.filesize import decimal
+
 from launcher.cli.options import Verbs, add_option, add_verb, whole_number
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
 from launcher.errors import UserError, escape
 from launcher.estimates.values import count
-from launcher.images.progress import format_size
 from launcher.jobs import cleaning
 from launcher.runs.paths import display_path
 from launcher.ui.tables import print_listing
@@ -65,14 +66,14 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(escape(f"{display_path(run_dir)}: {user} uses its files"))
     rows, surplus = [], []
     for run_dir in runs:
-        rows.append((escape(display_path(run_dir)), "", format_size(cleaning.size_of(run_dir)), ""))
+        rows.append((escape(display_path(run_dir)), "", decimal(cleaning.size_of(run_dir)), ""))
         for item in cleaning.checkpoints(run_dir, stays):
             kept = "goes with the run" if args.remove else f"stays: {item.stays}"
             why = "remove" if item.stays is None else item.stays and kept
-            rows.append((f"  {escape(item.path.name)}", str(item.step), format_size(item.size), why))
+            rows.append((f"  {escape(item.path.name)}", str(item.step), decimal(item.size), why))
             surplus += [item] if item.stays is None else []
     print_listing(("RUN", "STEP", "SIZE", ""), rows)
-    size = format_size(sum(item.size for item in surplus))
+    size = decimal(sum(item.size for item in surplus))
     todo = [f"remove {count(len(surplus), 'checkpoint')}, {size}"] if surplus else []
     todo += [f"{verb} {count(len(runs), 'run')}" for verb in ("archive", "remove") if getattr(args, verb)]
     if not todo or args.dry_run:

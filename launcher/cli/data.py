@@ -289,7 +289,7 @@ def _add_texts(answer: dict[str, Any], resolver: PathResolver) -> None:
     if not files or None in files:
         raise UserError("--text: the tokenizer's files are not known on this machine")
     question = {"tokenizer": [str(file) for file in files], "ids": [piece.pop("ids") for piece in pieces]}
-    for piece, text in zip(pieces, ask("slipway.corpus.decoding", [], question), strict=True):
+    for piece, text in zip(pieces, ask("slipway.corpus", ["decode"], question), strict=True):
         piece["text"] = text
 
 

@@ -99,7 +99,7 @@ def run_lint(args: argparse.Namespace) -> int:
     words = [word for name, value in options.items() if value is not None for word in (name, value)]
     with (
         show_progress(quiet=args.json) as progress,
-        answers("slipway.corpus.lint", [*words, "--", *args.paths]) as lines,
+        answers("slipway.corpus", ["lint", *words, "--", *args.paths]) as lines,
     ):
         reports = list(_reports(lines, progress))
     if args.json:
@@ -152,10 +152,10 @@ def _results(report: Mapping[str, Any]) -> list[str]:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    words = [args.prefix, f"--document={args.document}"]
+    words = ["show", args.prefix, f"--document={args.document}"]
     # The program runs where the user is, so that relative paths mean the same.
     words += ["--tokenizer", str(Path(args.tokenizer))] if args.tokenizer is not None else []
-    answer = ask("slipway.corpus.show", words)
+    answer = ask("slipway.corpus", words)
     if args.json:
         print(json.dumps(answer, indent=2, ensure_ascii=False))
         return DONE

@@ -9,12 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from launcher.cli import image_make, image_store
 from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.errors import Mistakes, UserError, escape
 from launcher.images.inspecting import InspectedImage, inspect, installed_versions, printable_env, verify
-from launcher.images.progress import format_size, show_progress
+from launcher.images.progress import show_progress
 from launcher.images.squashfs import read_superblock
 from launcher.images.store import Stored, record_installed, stored_images
 from launcher.images.tools import ending_cleanly
@@ -135,7 +137,7 @@ def _cells(entry: Stored) -> tuple[str, ...]:
     if record is not None:
         origin = f"{record.recipe.name}:{record.recipe.flavor}" if record.recipe else record.source
     created = created[:16].replace("T", " ")
-    return tuple(map(escape, (entry.path.name, format_size(entry.size), compression, origin, created)))
+    return tuple(map(escape, (entry.path.name, decimal(entry.size), compression, origin, created)))
 
 
 def _compression_and_time(entry: Stored) -> tuple[str, str]:
@@ -211,7 +213,7 @@ def _rows(image: InspectedImage) -> Iterator[tuple[str, str | None]]:
         yield "recipe", f"{recipe.name}:{recipe.flavor}, hash {recipe.hash[:12]}"
     yield "digest", record.digest if record else None
     yield "sha256", record.sha256 if record else None
-    yield "size", f"{format_size(image.size)} ({image.size:,} bytes)"
+    yield "size", f"{decimal(image.size)} ({image.size:,} bytes)"
     yield "compression", f"{block.compression}, blocks of {block.block_size // 1024} KiB"
     yield "created", f"{block.created:%Y-%m-%d %H:%M} UTC"
     yield "made by", record.made_by if record else None

@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.filesize import decimal
+
 from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
 from launcher.config.overrides import recipe_and_flavor
 from launcher.errors import UserError, absolute_path, escape
 from launcher.images.backends import BACKENDS
 from launcher.images.importing import Imported, ImportOptions, import_image, reuse
-from launcher.images.progress import format_size, show_progress
+from launcher.images.progress import show_progress
 from launcher.images.references import Kind, Reference
 from launcher.images.squashfs import AUTO, COMPRESSIONS, is_squashfs
 from launcher.images.store import stored
@@ -247,7 +249,7 @@ def _print_imported(imported: Imported, as_json: bool) -> None:
         return
     path = escape(str(imported.path))
     was_there = "there already: " if imported.reused else ""
-    print(f"{was_there}{path} ({format_size(size)}{f', {record.compression}' if record else ''})")
+    print(f"{was_there}{path} ({decimal(size)}{f', {record.compression}' if record else ''})")
     print(f"use it: container={path}")
 
 

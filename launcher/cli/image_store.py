@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.filesize import decimal
+
 from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.runs import add_base_results_dir
 from launcher.config.overrides import recipe_and_flavor
 from launcher.errors import Mistakes, UserError, absolute_path, escape, explain_refusal
 from launcher.images import registry
-from launcher.images.progress import format_size, show_progress
+from launcher.images.progress import show_progress
 from launcher.images.references import Reference
 from launcher.images.store import read_sidecar, stored_images
 from launcher.images.tools import BUILDERS, NO_IMAGE, ToolError, ending_cleanly
@@ -145,11 +147,11 @@ def _print_decisions(decisions: Sequence[PruneDecision], directory: Path) -> Non
         return
     rows = []
     for decision in decisions:
-        name, size = escape(decision.entry.path.name), format_size(decision.entry.size)
+        name, size = escape(decision.entry.path.name), decimal(decision.entry.size)
         rows.append((name, size, "remove" if decision.remove else "stays", decision.why))
     print_listing(("IMAGE", "SIZE", "", "WHY"), rows, numbers=1)
     sizes = [decision.entry.size for decision in decisions if decision.remove]
-    print(f"{len(sizes)} of {len(decisions)} to remove: {format_size(sum(sizes))}")
+    print(f"{len(sizes)} of {len(decisions)} to remove: {decimal(sum(sizes))}")
 
 
 def _ask(args: argparse.Namespace, count: int) -> bool:

@@ -10,7 +10,6 @@ VERBS = {
     "check": "check a launch before it is submitted",
     "suggest": "suggest layouts that fit a model on its GPUs, the fastest first",
     "doctor": "examine this machine, the cluster and its nodes for a launch",
-    "gpu-check": "check what the GPUs of a machine compute, by small trainings",
     "render": "print the script of the next launch",
     "diff": "show what another launch of a run would change",
     "show": "show the composed configuration, with the source of each value",
@@ -41,7 +40,6 @@ VERBS = {
 MODULES = {
     "diff": "render",
     "follow": "logs",
-    "gpu-check": "gpu_check",
     "plot": "history",
     **dict.fromkeys(("cancel", "hold", "release", "attach"), "acting"),
     **dict.fromkeys(("convert", "evaluate"), "checkpoints"),
@@ -71,4 +69,6 @@ _SYNONYMS = {
     "init": "new",
     "adopt": "migrate import",
 }
+# Verbs of an earlier version, and what does their work now.
+FORMER_VERBS = {"gpu-check": "in a checkout: python -m benchmarks.gpu_check (docs/gpu.md)"}
 OTHER_WORDS = {word: verb for verb, words in _SYNONYMS.items() for word in words.split()}

@@ -174,31 +174,22 @@ def _started_step(
         raise UserError(f"--nodes {count}: srun: {error.strerror}", hint=WITHOUT_SLURM) from error
 
 
-def srun_command(
-    plan: Plan, nodes: int | Sequence[str], name: str, minutes: int = _MINUTES, *, whole_node: bool = False
-) -> list[str]:
-    """Return the srun command without its program, one task on each node; in an allocation it is a step.
-
-    A `whole_node` is the step's alone, with all GPUs that a launch would have there.
-    """
+def srun_command(plan: Plan, nodes: int | Sequence[str], name: str, minutes: int = _MINUTES) -> list[str]:
+    """Return the srun command without its program, one task on each node; in an allocation it is a step."""
     count = nodes if isinstance(nodes, int) else len(nodes)
     chosen = None if isinstance(nodes, int) else ",".join(nodes)
     command = ["srun", f"--job-name={name}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
-    share = ["--mem=0", "--cpu-bind=none"] if whole_node else ["--cpus-per-task=1", f"--mem={_MEMORY}"]
-    command += [*share, f"--time={minutes}", "--chdir=/", "--mpi=none"]
+    command += ["--cpus-per-task=1", f"--mem={_MEMORY}", f"--time={minutes}", "--chdir=/", "--mpi=none"]
     if plan.scheduler == "allocation":
         # Other steps may run, such as the user's shell; srun takes no --exclusive beside it.
         return [*command, "--overlap", *([f"--nodelist={chosen}"] if chosen else [])]
-    command += ["--exclusive"] if whole_node else []
     values = {flag: value(plan.job) for flag, value in FLAGS if flag in _CHOOSING_NODES}
     values["nodelist"] = chosen or values["nodelist"]
     command += [f"--{flag}={value}" for flag, value in values.items() if value is not None]
     resources = plan.job.resources
-    if whole_node and resources.gres and "gpu" in resources.gres:
-        command.append(f"--gres={resources.gres}")
-    elif resources.gpus_per_node or resources.gpus_per_task or (resources.gres or "").startswith("gpu"):
+    if resources.gpus_per_node or resources.gpus_per_task or (resources.gres or "").startswith("gpu"):
         # A job that asks for no GPU may see none.
-        command.append(f"--gres=gpu:{resources.gpus_per_node if whole_node else 1}")
+        command.append("--gres=gpu:1")
     return command
 
 

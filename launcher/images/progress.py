@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rich.filesize import decimal
+
 from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class LineProgress(ImageProgress):
     """One line for each step and each note, for a pipe."""
 
     def step(self, name: str, total: int | None = None) -> None:
-        size = f" ({format_size(total)})" if total else ""
+        size = f" ({decimal(total)})" if total else ""
         self.note(f"{name}{size} ...")
 
     def note(self, text: str) -> None:
@@ -104,11 +106,11 @@ def show_bars(console: Console, clock: Callable[[], float] | None = None) -> Ite
         def render(self, task: Task) -> Text:
             if not task.completed and not task.total:
                 return Text()
-            amount = format_size(task.completed)
+            amount = decimal(int(task.completed))
             if task.total:
-                amount += f" of {format_size(task.total)}"
+                amount += f" of {decimal(int(task.total))}"
             speed = task.completed / task.elapsed if task.finished and task.elapsed else task.speed
-            return Text(f"{amount} {format_size(speed)}/s" if speed else amount)
+            return Text(f"{amount} {decimal(int(speed))}/s" if speed else amount)
 
     columns = (
         SpinnerColumn(finished_text="[green]✓[/]"),
@@ -121,12 +123,3 @@ def show_bars(console: Console, clock: Callable[[], float] | None = None) -> Ite
         bars = BarProgress(live)
         yield bars
         bars.done()
-
-
-def format_size(size: float) -> str:
-    """Return a size for people, in powers of ten: 950 kB, 12.3 MB, 21 GB."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor * 0.9995:
-            number = size / factor
-            return f"{number:.{1 if number < 99.95 else 0}f} {unit}"
-    return f"{int(size)} B"

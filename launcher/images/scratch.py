@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rich.filesize import decimal
+
 from launcher.errors import UserError, escape, explain_os_error
 from launcher.file_systems import is_shared, mount_of, room_at
-from launcher.images.progress import format_size
 from launcher.images.tools import proc_number
 from launcher.runs.provenance import host, user
 
@@ -238,8 +239,8 @@ def choose_scratch(
     home = look(target.parent)
     if home is not None and home.free < needs.final:
         raise UserError(
-            f"{escape(str(target.parent))}: the image needs about {format_size(needs.final)} there, and "
-            f"{format_size(home.free)} are free",
+            f"{escape(str(target.parent))}: the image needs about {decimal(needs.final)} there, and "
+            f"{decimal(home.free)} are free",
             hint="remove images that nobody uses, `slipway image prune`, or choose another directory: "
             "images_dir=DIR",
         )
@@ -261,10 +262,10 @@ def choose_scratch(
     ]
     if fitting:
         return min(fitting, key=lambda place: (place.in_memory, place.shared, -place.free)).path
-    free = ", ".join(f"{format_size(place.free)} in {escape(str(place.path))}" for place in places.values())
+    free = ", ".join(f"{decimal(place.free)} in {escape(str(place.path))}" for place in places.values())
     what = f"--temp-dir {escape(str(temp_dir))} has too little room" if temp_dir else "no room to work in"
     raise UserError(
-        f"{what}: unpacking the image needs about {format_size(needs.temporary)}"
+        f"{what}: unpacking the image needs about {decimal(needs.temporary)}"
         + (f", and there are {free}" if free else ""),
         hint="make room there, or name a directory that has it: --temp-dir DIR",
     )

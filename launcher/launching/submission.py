@@ -8,6 +8,7 @@ the launch, ``marks/job``, then decides which of them is its job: `slipway.commo
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +20,10 @@ from launcher.runs.receipts import submitted_jobs
 from launcher.schedulers.base import Acceptance, NoAnswer, Scheduler, Submission
 from launcher.slurm.commands import SchedulerSilent
 from launcher.slurm.states import Action
+from slipway.common.backoff import doubled_wait
 from slipway.common.node.marks import GIVEN_UP, claim
 
-_LONGEST_WAIT_SECONDS = 16.0
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 16.0
 
 # Variables that a user sets in the shell, and the key that takes the same value.
 _KEYS = {
@@ -59,13 +61,12 @@ class Backoff:
     def waits(self) -> Iterator[None]:
         """Wait, each time twice as long as before, until the time is up; once at the least."""
         end = self.clock() + self.seconds
-        wait = 0.5
-        while True:
+        for attempt in itertools.count():
+            wait = doubled_wait(attempt, _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
             self.sleep(max(0.0, min(wait, end - self.clock())))
             yield
             if self.clock() >= end:
                 return
-            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
 # How long a lost job is looked for.

@@ -11,8 +11,12 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.status import poll
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
+from slipway.common.backoff import doubled_wait
 
 T = TypeVar("T")
+
+# Of a scheduler that does not answer.
+_LONGEST_PAUSE_SECONDS = 15.0
 
 
 class Poller(Generic[T]):
@@ -50,11 +54,6 @@ class Poller(Generic[T]):
                 self._newest = self._ask()
         except BaseException as error:  # raised again by `newest`: a thread's own traceback is lost
             self._failure = error
-
-
-def backoff(interval: float, failures: int, most: float = 30.0) -> float:
-    """Return the seconds to wait after so many consecutive failures of the scheduler to answer."""
-    return min(interval * 2.0 ** min(failures, 10), max(most, interval))
 
 
 class JobPoller(Poller[JobStatus]):
@@ -109,4 +108,4 @@ class JobPoller(Poller[JobStatus]):
         if status.state.is_final:
             return None
         # A scheduler may know a new job only after a moment: the first two failures do not count.
-        return backoff(self._interval, max(self._failures - 2, 0), most=15.0)
+        return doubled_wait(max(self._failures - 2, 0), self._interval, _LONGEST_PAUSE_SECONDS)

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import escape
-from launcher.monitor.polling import Poller, backoff
+from launcher.monitor.polling import Poller
 from launcher.monitor.run_status import StatusRow, as_table, state_words
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui import tables
 from launcher.ui.tables import colour, print_table, reasons, rich_table
 from launcher.ui.terminal import open_console
+from slipway.common.backoff import doubled_wait
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # A state is out of date after this many unanswered questions, and at least this many seconds.
 _STALE_QUESTIONS = 3
 _STALE_SECONDS = 20.0
+_LONGEST_PAUSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,10 @@ class StatusPoller(Poller[Sequence[StatusRow]]):
         # The times of the last answer, and of the last answer about a live job.
         self._answered = self._seen_live = time.monotonic()
         self._last: dict[Path, StatusRow] = {}
-        super().__init__(self._collect_rows, lambda _: backoff(self._interval, self._failures))
+        super().__init__(self._collect_rows, self._next_pause)
+
+    def _next_pause(self, _rows: object) -> float:
+        return doubled_wait(self._failures, self._interval, _LONGEST_PAUSE_SECONDS)
 
     def snapshot(self) -> Snapshot:
         """Return what is known now."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from random import random
 
 from launcher.errors import NOT_KNOWN, UserError, escape, shortened
+from slipway.common.backoff import doubled_wait
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ class Retry:
         start = self.clock()
         if message and start - silent_since < self.rest:
             raise SchedulerSilent(message)
-        pause, tries = self.first_pause, 0
+        tries = 0
         while True:
             tries += 1
             answer, why = self._try(command, environment, timeout or self.answer_timeout)
@@ -215,12 +216,11 @@ class Retry:
                 self._silent.pop(key, None)
                 return answer
             passed = self.clock() - start
-            wait = pause * (1 + self.jitter())
+            wait = doubled_wait(tries - 1, self.first_pause) * (1 + self.jitter())
             if not again or passed + wait > self.last_start:
                 break
             logger.warning("%s does not answer %s (%s); asking again", who, command[0], why)
             self.sleep(wait)
-            pause *= 2
         often = "once" if tries == 1 else f"{tries} times"
         message = f"{who} does not answer: {why} ({command[0]}, asked {often}, {passed:.0f} s in all)"
         self._silent[key] = (self.clock(), message)

@@ -1,4 +1,4 @@
-"""Prepare data: ``python -m slipway.corpus PHASE --config-path DIR --config-name FILE``.
+"""Prepare data, and read them: ``python -m slipway.corpus PHASE --config-path DIR --config-name FILE``.
 
 Exit codes: 0 done or nothing to do, 2 a mistake of the user, 130 interrupted by Ctrl-C, 1 anything else.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The environment is how tokenizers is told; a spawned worker inherits it.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
+        if options.phase in _READING:
+            return _READING[options.phase](options)
         _check_libraries()
         preparation = spec.load(options.config_path, options.config_name)
         _PHASES[options.phase](preparation, options)
@@ -119,6 +122,33 @@ _PHASES: dict[str, Callable[[spec.Preparation, argparse.Namespace], None]] = {
 }
 
 
+def _lint(options: argparse.Namespace) -> int:
+    from slipway.corpus.lint import print_reports
+
+    is_whole = print_reports(options.paths, options.format, options.text_key, options.tokenizer)
+    return EXIT_OK if is_whole else EXIT_FAILURE
+
+
+def _show(options: argparse.Namespace) -> int:
+    from slipway.corpus.datasets import read_document
+
+    json.dump(read_document(options.prefix, options.document, options.tokenizer), sys.stdout)
+    return EXIT_OK
+
+
+def _decode(options: argparse.Namespace) -> int:
+    """Decode what stdin holds: ``{"tokenizer": [...], "ids": [[...]]}``; the texts are a JSON list."""
+    from slipway.corpus.tokenizers import open_decoder
+
+    question = json.load(sys.stdin)
+    decoder = open_decoder([Path(path) for path in question["tokenizer"]])
+    json.dump([decoder.decode(ids) for ids in question["ids"]], sys.stdout)
+    return EXIT_OK
+
+
+_READING: dict[str, Callable[[argparse.Namespace], int]] = {"lint": _lint, "show": _show, "decode": _decode}
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m slipway.corpus",
@@ -139,6 +169,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if name == "tokenize":
             phase.add_argument("--task", type=_count, default=0, help="task of an array, from 0")
             phase.add_argument("--tasks", type=_count, default=1, help="tasks that the array has")
+    lint = phases.add_parser("lint", help="check data sets and sources")
+    lint.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a prefix, a file, or a directory")
+    lint.add_argument("--format", default="auto", help="of source files (default: auto)")
+    lint.add_argument("--text-key", default="text", help="key or column of the text (default: text)")
+    show = phases.add_parser("show", help="print a document of a data set as a JSON object")
+    show.add_argument("prefix", type=Path, help="path of the .bin and .idx without extension")
+    show.add_argument("--document", type=int, default=0, help="its number, from 0; -1 is the last one")
+    for reading in (lint, show):
+        reading.add_argument("--tokenizer", type=Path, help="directory or file of the tokenizer")
+    phases.add_parser("decode", help="print the texts of the tokens on stdin, both as JSON")
     options = parser.parse_args(arguments)
     if options.phase == "tokenize" and options.task >= options.tasks:
         parser.error(f"argument --task: {options.task}: expected less than --tasks {options.tasks}")

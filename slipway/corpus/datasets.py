@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy.typing as npt
 
 from slipway.arithmetic import indexed
 from slipway.common.errors import UserError, suggest
+from slipway.corpus.tokenizers import open_decoder
 
 SUFFIXES = (".bin", ".idx")
 
@@ -123,3 +126,68 @@ def open_data_set(prefix: Path) -> DataSet:
         np.frombuffer(content, "<i8", header.sequences, header.pointers_at),
         np.frombuffer(content, "<i8", header.boundaries, header.boundaries_at),
     )
+
+
+def read_document(path: Path, number: int, tokenizer: Path | None) -> dict[str, Any]:
+    """Return a document of a data set.
+
+    Parameters
+    ----------
+    path
+        Prefix of the data set, or one of its files.
+    number
+        From 0; a negative one counts from the end.
+    tokenizer
+        Directory or file of the tokenizer; None takes that of the manifest.
+
+    Returns
+    -------
+    dict
+        ``prefix``, ``documents`` of the data set, ``document`` (its number), ``tokens`` (how many), ``ids``,
+        ``source`` and ``offset`` (None if not known), and ``text`` (None without a tokenizer).
+
+    Raises
+    ------
+    UserError
+        If there is no such data set, document or tokenizer.
+    """
+    data = open_data_set(find_data_set(path))
+    count = data.documents
+    if not -count <= number < count:
+        raise UserError(
+            f"--document {number}: expected 0 to {count - 1}: {data.prefix} has {count:,} documents"
+        )
+    number %= count
+    try:
+        ids = data.document(number).tolist()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{data.prefix}.bin: document {number} cannot be read: {error}") from None
+    origin = data.origin(number)
+    files = [tokenizer] if tokenizer is not None else tokenizer_of(data.prefix)
+    return {
+        "prefix": str(data.prefix),
+        "documents": count,
+        "document": number,
+        "tokens": len(ids),
+        "ids": ids,
+        "source": origin.source if origin else None,
+        "offset": origin.offset if origin else None,
+        "text": open_decoder(files).decode(ids) if files else None,
+    }
+
+
+def tokenizer_of(prefix: Path) -> list[Path]:
+    """Return the files with the digest of the manifest, beside the data or in a directory there."""
+    try:
+        tokenizer = json.loads(indexed.manifest_path(prefix).read_bytes())["tokenizer"]
+        names, digest = [Path(name).name for name in tokenizer["files"]], tokenizer["sha256"]
+        places = [prefix.parent, *sorted(path for path in prefix.parent.iterdir() if path.is_dir())]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    for place in places:
+        files = [place / name for name in names]
+        if files and all(file.is_file() for file in files):
+            content = b"".join(file.read_bytes() for file in files)
+            if hashlib.sha256(content).hexdigest() == digest:
+                return files
+    return []

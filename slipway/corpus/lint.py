@@ -1,16 +1,9 @@
-"""Checks of data sets and source files: ``python -m slipway.corpus.lint PATH ...``.
-
-Prints a JSON object on each line: ``{"progress": PATH, "done": BYTES, "total": BYTES}`` every now and then,
-and a `Report` for each file or data set. Exit codes: 0 nothing is wrong, 1 something is, 2 a mistake of the
-user.
-"""
+"""Checks of data sets and source files: ``python -m slipway.corpus lint PATH ...``."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -21,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from slipway.arithmetic import indexed
-from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, suggest
+from slipway.common.errors import UserError, suggest
 from slipway.common.files import sha256_of
 from slipway.corpus.datasets import SUFFIXES, DataSet, open_data_set, prefix_of
-from slipway.corpus.decoding import open_decoder
 from slipway.corpus.documents import Document
 from slipway.corpus.errors import LeftOut, named
 from slipway.corpus.formats import FORMATS, UnknownFormatError, recognize
 from slipway.corpus.readers import parquet_row_groups, read
 from slipway.corpus.sources import choose, search
+from slipway.corpus.tokenizers import open_decoder
 from slipway.corpus.units import Piece, SourceFile
 
 Advance = Callable[[int], None]
@@ -89,35 +82,25 @@ class Report:
         problem.first += places[: _NAMED - len(problem.first)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Check; return the exit code."""
-    options = _parse(arguments)
-    is_wrong = False
-    try:
-        if options.format not in ("auto", *FORMATS):
-            valid = ", ".join(("auto", *FORMATS))
-            raise UserError(f"--format {options.format}: valid are {valid}{suggest(options.format, FORMATS)}")
-        vocabulary = open_decoder([options.tokenizer]).size if options.tokenizer else None
-        chosen = (options.format, options.text_key, vocabulary)
-        for report in lint(options.paths, _report_progress(), *chosen):
-            print(json.dumps(asdict(report)), flush=True)
-            is_wrong = is_wrong or bool(report.problems)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return EXIT_USER_ERROR
-    return EXIT_FAILURE if is_wrong else EXIT_OK
+def print_reports(paths: Sequence[Path], source_format: str, text_key: str, tokenizer: Path | None) -> bool:
+    """Print what :func:`lint` reports, a JSON object on each line; return True if nothing is wrong.
 
+    Every now and then a line is ``{"progress": PATH, "done": BYTES, "total": BYTES}``.
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m slipway.corpus.lint", description="Check data sets and sources."
-    )
-    add = parser.add_argument
-    add("paths", type=Path, nargs="+", metavar="PATH", help="a data set's prefix, a file, or a directory")
-    add("--format", default="auto", help="of source files (default: auto)")
-    add("--text-key", default="text", help="key or column of the text (default: text)")
-    add("--tokenizer", type=Path, help="directory or file of the tokenizer whose ids the tokens are")
-    return parser.parse_args(arguments)
+    Raises
+    ------
+    UserError
+        If there is no such path or tokenizer, or a format is not known.
+    """
+    if source_format not in ("auto", *FORMATS):
+        valid = ", ".join(("auto", *FORMATS))
+        raise UserError(f"--format {source_format}: valid are {valid}{suggest(source_format, FORMATS)}")
+    vocabulary = open_decoder([tokenizer]).size if tokenizer else None
+    is_whole = True
+    for report in lint(paths, _report_progress(), source_format, text_key, vocabulary):
+        print(json.dumps(asdict(report)), flush=True)
+        is_whole = is_whole and not report.problems
+    return is_whole
 
 
 def _report_progress() -> Progress:
@@ -423,7 +406,3 @@ def _check_origins(report: Report, data: DataSet, manifest: dict[str, Any]) -> N
     wrong = np.flatnonzero(files >= len(manifest.get("sources", ())))
     if len(wrong):
         report.add("a source that the manifest lacks", *map(int, wrong[:_NAMED]), count=len(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

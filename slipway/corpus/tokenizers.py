@@ -173,6 +173,53 @@ def open_tokenizer(files: TokenizerFiles) -> BatchEncoder:
     return encode
 
 
+@dataclass(frozen=True)
+class Decoder:
+    """A tokenizer that is read backwards.
+
+    Attributes
+    ----------
+    size
+        Number of tokens.
+    decode
+        Returns the text of ids; special tokens stay in it.
+    """
+
+    size: int
+    decode: Callable[[Sequence[int]], str]
+
+
+def open_decoder(paths: Sequence[Path]) -> Decoder:
+    """Open a tokenizer.
+
+    Parameters
+    ----------
+    paths
+        Its directory, or its files.
+
+    Raises
+    ------
+    UserError
+        If there is none, it cannot be read, or its library is missing.
+    """
+    files = [file for path in paths for file in (files_in(path) if path.is_dir() else [path])]
+    kind = kind_of(files) if len(files) in (1, 2) and all(map(Path.is_file, files)) else None
+    if kind == "sentencepiece":
+        processor = load_pieces(files[0])
+        return Decoder(processor.get_piece_size(), lambda ids: str(processor.decode(list(ids))))
+    if kind is not None:
+        return _of_tokenizers(load_bpe(files) if kind == "gpt2" else load_fast(files[0]))
+    raise UserError(
+        f"tokenizer {', '.join(map(str, paths))}: expected vocab.json and merges.txt, a tokenizer.json, or a "
+        "SentencePiece model (*.model), or the directory of one of these"
+    )
+
+
+def _of_tokenizers(tokenizer: Any) -> Decoder:
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return Decoder(size, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)))
+
+
 def files_in(directory: Path) -> tuple[Path, ...]:
     """Return the files of the tokenizer in a directory, none without one.
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from slipway.common.errors import UserError
 from slipway.corpus.cleaning import Cleaner, DropCounts
-from slipway.corpus.documents import Document
+from slipway.corpus.documents import Document, Record
 from slipway.corpus.duplicates import Signatures
 from slipway.corpus.errors import BadRecord, LeftOut, place, refusal
 from slipway.corpus.fast_encoding import DifferentIdsError, FastEncoder, UnsupportedError
 from slipway.corpus.manifest import NAMED, is_complete
 from slipway.corpus.plan import Plan
 from slipway.corpus.progress import Progress, say
-from slipway.corpus.readers import Record, read
+from slipway.corpus.readers import read
 from slipway.corpus.shards import ShardWriter, abandoned, token_type
 from slipway.corpus.tokenizers import BatchEncoder, open_tokenizer
 from slipway.corpus.units import Unit, size_of

@@ -1,20 +1,17 @@
-"""Worker processes: each takes the next item when it is done with the last.
-
-Unlike a pool of the standard library, one whose worker is killed (for want of memory, say) says so instead of
-waiting for it, and workers whose parent is killed leave.
-"""
+"""Worker processes: each takes the next item when it is done with the last, and ends with its parent."""
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
+import os
 import signal
-import traceback
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from typing import Any, TypeVar
 
-from slipway.common.errors import UserError
 from slipway.corpus.errors import OutsideError
 
 Item = TypeVar("Item")
@@ -37,8 +34,8 @@ def map_unordered(
 
     Raises
     ------
-    UserError, OutsideError, OSError
-        As the function raises.
+    Exception
+        What the function raises, first of all items.
     OutsideError
         If a worker ended.
     """
@@ -47,78 +44,48 @@ def map_unordered(
         for item in items:
             yield function(item)
         return
+    others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")
-    processes = {}
+    pool = ProcessPoolExecutor(min(workers, len(items)), context, _begin, (work,))
     try:
-        for _ in range(min(workers, len(items))):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, work), daemon=True)
-            process.start()
-            theirs.close()
-            processes[mine] = process
-        yield from _hand_out(processes, items)
+        for future in as_completed([pool.submit(_apply, item) for item in items]):
+            yield future.result()
+    except BrokenProcessPool:
+        raise OutsideError(
+            "a worker process was ended; the machine may be out of memory; what is done stays done: run it"
+            " again"
+        ) from None
     finally:
-        for connection, process in processes.items():
+        pool.shutdown(wait=False, cancel_futures=True)
+        # An executor would wait for the items that were begun.
+        for process in set(multiprocessing.active_children()).difference(others):
             process.terminate()
-            process.join()
-            connection.close()
 
 
-def _hand_out(processes: dict[Any, Any], items: Sequence[Any]) -> Iterator[Any]:
-    waiting = iter(items)
-    busy = {}
-    for connection in processes:
-        busy[connection] = item = next(waiting)
-        connection.send(item)
-    while busy:
-        for connection in wait(list(busy)):
-            assert isinstance(connection, Connection)
-            try:
-                result = connection.recv()
-            except (EOFError, ConnectionError):
-                process = processes[connection]
-                process.join()
-                raise OutsideError(_end(process.exitcode)) from None
-            if isinstance(result, Exception):
-                raise result
-            del busy[connection]
-            with contextlib.suppress(StopIteration):
-                item = next(waiting)
-                busy[connection] = item
-                connection.send(item)
-            yield result[0]
-
-
-def _end(code: int | None) -> str:
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        memory = "; the machine may be out of memory" if name == "SIGKILL" else ""
-        return f"a worker process was ended by {name}{memory}; what is done stays done: run it again"
-    return f"a worker process ended with exit code {code}; what is done stays done: run it again"
-
-
-def _serve(connection: Connection, work: Callable[[], Callable[[Any], Any]]) -> None:
-    """Work for the parent until it is gone."""
+def _begin(work: Callable[[], Callable[[Any], Any]]) -> None:
+    """Prepare a worker process."""
+    global _work
+    _work = work
     # Ctrl-C reaches all processes of a terminal; the parent ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(EOFError, ConnectionError):
-        try:
-            function = work()
-        except Exception as error:
-            connection.recv()
-            connection.send(_portable(error))
-            return
-        while True:
-            item = connection.recv()
-            try:
-                result: Any = (function(item),)
-            except Exception as error:
-                result = _portable(error)
-            connection.send(result)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _portable(error: Exception) -> Exception:
-    """Return the error as the parent shall raise it: a traceback does not survive pickling."""
-    if isinstance(error, UserError | OutsideError | OSError):
-        return error
-    return RuntimeError(f"in a worker process:\n{traceback.format_exc()}")
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@cache
+def _function() -> Callable[[Any], Any]:
+    # At the first item: an error of it is raised as one of the item.
+    return _work()
+
+
+def _apply(item: Any) -> Any:
+    return _function()(item)
+
+
+_work: Callable[[], Callable[[Any], Any]]

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from slipway.corpus import formats, readers
+from slipway.corpus import formats, readers, tars
 from slipway.corpus.documents import Document
 from slipway.corpus.errors import BadRecord
 from slipway.corpus.readers import read
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let any file become 1 MiB, instead of 64."""
-    for module in (formats, readers):
+    for module in (formats, readers, tars):
         monkeypatch.setattr(module, "FREE_BYTES", MIB)
     return MIB
 

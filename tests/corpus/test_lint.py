@@ -17,9 +17,9 @@ import pytest
 from slipway.arithmetic.indexed import ORIGIN
 from slipway.common.errors import UserError
 from slipway.corpus import lint as linting
-from slipway.corpus.decoding import open_decoder
+from slipway.corpus.datasets import read_document
 from slipway.corpus.lint import Report
-from slipway.corpus.show import show
+from slipway.corpus.tokenizers import open_decoder
 from tests.forked_slipway import SLIPWAY
 from tests.integration.conftest import run_command
 from tests.trainer import indexed_files
@@ -217,21 +217,21 @@ def _encoded(directory: Path, text: str) -> list[int]:
 def test_a_document_is_decoded_with_its_origin(tmp_path: Path, tokenizer: Path) -> None:
     texts, prefix = ["one\ntwo", "größe 日本", ""], tokenizer.parent / "data"
     indexed_files.write(prefix, [[_encoded(tokenizer, text)] for text in texts], "uint16")
-    answer = show(prefix, 1, tokenizer)
+    answer = read_document(prefix, 1, tokenizer)
     assert (answer["text"], answer["documents"], answer["source"]) == ("größe 日本<|endoftext|>", 3, None)
-    assert show(prefix, -3, tokenizer)["text"] == "one\ntwo<|endoftext|>"
-    assert show(prefix, 0, None)["text"] is None
+    assert read_document(prefix, -3, tokenizer)["text"] == "one\ntwo<|endoftext|>"
+    assert read_document(prefix, 0, None)["text"] is None
     names = ["vocab.json", "merges.txt"]
     digest = hashlib.sha256(b"".join((tokenizer / name).read_bytes() for name in names)).hexdigest()
     manifest = {"sources": [{"name": "s3://raw/a.jsonl"}], "tokenizer": {"files": names, "sha256": digest}}
     Path(f"{prefix}.manifest.json").write_text(json.dumps(manifest))
     Path(f"{prefix}.origins").write_bytes(b"".join(ORIGIN.pack(0, 7 * number) for number in range(3)))
-    answer = show(prefix, 1, None)
+    answer = read_document(prefix, 1, None)
     assert (answer["source"], answer["offset"], answer["text"][:5]) == ("s3://raw/a.jsonl", 7, "größe")
     with pytest.raises(UserError, match="--document 3: expected 0 to 2"):
-        show(prefix, 3, None)
+        read_document(prefix, 3, None)
     with pytest.raises(UserError, match=r"expected vocab.json and merges.txt, a tokenizer.json, or a"):
-        show(prefix, 0, tmp_path)
+        read_document(prefix, 0, tmp_path)
 
 
 def test_each_kind_of_tokenizer_decodes(tmp_path: Path, tokenizer: Path) -> None:

@@ -16,10 +16,9 @@ import pytest
 
 from slipway.common.errors import UserError
 from slipway.corpus import spec
-from slipway.corpus.decoding import open_decoder
 from slipway.corpus.fetching import Policy
 from slipway.corpus.sources import collect
-from slipway.corpus.tokenizers import TokenizerFiles, describe, obtain, open_tokenizer
+from slipway.corpus.tokenizers import TokenizerFiles, describe, obtain, open_decoder, open_tokenizer
 from tests.corpus.servers import FaultyServer, faulty_server
 
 pytestmark = pytest.mark.trainer

@@ -14,7 +14,7 @@ from rich.console import Console
 from launcher.errors import UserError
 from launcher.images import backends, scratch, tools
 from launcher.images.importing import import_image
-from launcher.images.progress import LineProgress, format_size, show_bars
+from launcher.images.progress import LineProgress, show_bars
 from launcher.images.references import Reference
 from launcher.images.registry import RemoteImage
 from launcher.images.rootfs import configure, make_readable, resolve_inside
@@ -357,11 +357,3 @@ def test_a_bar_shows_rate_and_remaining_time() -> None:
     assert "[by] the way" in text
     assert re.search(r"✓ fetching \[x\] ━+ 9.0 MB of 9.0 MB [\d.]+ [kM]B/s 0:00:\d\d", text), text
     assert re.search(r"✓ looking +━+ +0:00:\d\d", text), text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_960_000, "100 MB"), (21 * GB, "21.0 GB")],
-)
-def test_sizes_are_formatted(size: int, text: str) -> None:
-    assert format_size(size) == text

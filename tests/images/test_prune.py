@@ -171,7 +171,7 @@ def test_prune_asks_and_removes(
 
     assert main(command) == 2
     printed = capsys.readouterr()
-    assert "1 of 4 to remove: 100 B" in printed.out and "--yes" in printed.err
+    assert "1 of 4 to remove: 100 bytes" in printed.out and "--yes" in printed.err
     assert all(image.exists() for image in images.values())
 
     # The command asks on a terminal; anything but a yes is a no.

@@ -59,7 +59,7 @@ COMMANDS = [
     *(["plot", "gpt3_tiny"], ["history", "gpt3_tiny"], ["verify", "gpt3_tiny"], ["cancel", "gpt3_tiny"]),
     *(["hold", "gpt3_tiny"], ["release", "gpt3_tiny"], ["attach", "gpt3_tiny", "--", "true"]),
     ["sweep", "--dry-run", *TINY, "training.model.seed=1,2"],
-    *(["convert", "gpt3_tiny"], ["evaluate", "gpt3_tiny"], ["gpu-check", "--help"]),
+    *(["convert", "gpt3_tiny"], ["evaluate", "gpt3_tiny"]),
     *(["generate", "gpt3_tiny", "a", "--max-tokens", "2"], ["resume", "gpt3_tiny", "--dry-run"]),
     *(["clean", "gpt3_tiny", "--keep-last", "1", "--yes"], ["adopt", "old_launcher"]),
     ["data", "prepare", "text.txt", "--vocab-size", "300"],

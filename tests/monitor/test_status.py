@@ -29,13 +29,13 @@ from monitor_samples import (
 from launcher.cli.status import _look as look
 from launcher.errors import UserError
 from launcher.jobs.lookup import find_run
-from launcher.monitor.polling import backoff
 from launcher.monitor.run_status import collect_status
 from launcher.monitor.watching import StatusPoller, draw
 from launcher.runs.provenance import user
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui.tables import colour
+from slipway.common.backoff import doubled_wait
 from tests.job_marks import leave_marks
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -340,8 +340,9 @@ def test_a_scheduler_that_hangs_is_silent_too(
 
 
 def test_a_silent_scheduler_is_asked_ever_less_often() -> None:
-    assert [backoff(2.0, failures) for failures in (0, 1, 2, 3, 4, 100)] == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    assert backoff(60.0, 5) == 60.0
+    waits = [doubled_wait(attempt, 2.0, 30.0) for attempt in (0, 1, 2, 3, 4, 10_000)]
+    assert waits == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert doubled_wait(5, 60.0, 30.0) == 60.0
 
 
 def test_watching_gives_up_on_unknown_states(

@@ -194,7 +194,6 @@ LACKING = [
     ("convert .", "cannot import torch"),
     ("evaluate . evaluation.training=a.yaml", "cannot import torch"),
     ("launch training=gpt3/tiny cluster=local", "cannot import torch"),
-    ("gpu-check cluster=local", "lacks torch"),
 ]
 
 

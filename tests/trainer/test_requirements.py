@@ -62,7 +62,7 @@ def test_a_bare_interpreter_cannot_tokenize_and_says_what_it_lacks() -> None:
 
 
 def test_help_needs_no_library() -> None:
-    for module in ("slipway.trainer.pretrain", "slipway.corpus", "slipway.trainer.gpu_check"):
+    for module in ("slipway.trainer.pretrain", "slipway.corpus"):
         assert run([module, "--help"]).returncode == 0
 
 

@@ -39,6 +39,7 @@ OTHER_VERBS: Rows = [
     (["data", "tokenize", "@file", "cluster=bmc"], ["cluster=bmc", "did you mean 'bcm'"]),
     (["sandbox", "up", "--nodes=0"], ["--nodes 0"]),
     (["lanch"], ["lanch: there is no such verb", "did you mean 'launch'"]),
+    (["gpu-check", "cluster=local"], ["there is no such verb", "python -m benchmarks.gpu_check"]),
     (["training=gpt3/5b"], ["slipway launch training=gpt3/5b"]),
     (["launch", "--cluster=bcm"], ["--cluster=bcm", "write overrides without dashes: cluster=bcm"]),
     (["launch", "-training=gpt3/5b"], ["write overrides without dashes: training=gpt3/5b"]),

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from benchmarks.gpu_check.machine import Machine, Trained
 from slipway.common.errors import UserError
 from slipway.trainer import requirements
-from slipway.trainer.gpu_check.machine import Machine, Trained
 
 _THROUGHPUT_STEPS = 12
 # Rounding in another order: 32 bits on another device, over one step and over four of Adam.
@@ -142,7 +142,7 @@ def check_throughput(machine: Machine, config: dict[str, Any] | None) -> Iterato
     ranks = config["trainer"].get("devices", 1) if config else 0
     reasons = {
         "no GPU to measure": not machine.gpus,
-        "no configuration (--config-path)": config is None,
+        "no configuration: it needs the libraries of `slipway`": config is None,
         f"trainer.devices={ranks} and {len(machine.gpus)} visible": ranks > len(machine.gpus),
     }
     why = [reason for reason, holds in reasons.items() if holds]

@@ -14,12 +14,9 @@ from typing import Any
 
 import pytest
 
-from slipway.trainer.config.check import check_keys
-from slipway.trainer.config.layout import make_layout
-from slipway.trainer.config.load import flatten
-from slipway.trainer.config.settings import read_settings
-from slipway.trainer.gpu_check import checks
-from slipway.trainer.gpu_check.checks import (
+from benchmarks.gpu_check import checks
+from benchmarks.gpu_check.__main__ import row_lines, verdict
+from benchmarks.gpu_check.checks import (
     LAYOUTS,
     Row,
     check_devices,
@@ -28,7 +25,12 @@ from slipway.trainer.gpu_check.checks import (
     measured,
     resumed,
 )
-from slipway.trainer.gpu_check.machine import SMALL, Machine, Trained, _free_port
+from benchmarks.gpu_check.machine import SMALL, Machine, Trained, _free_port
+from benchmarks.gpu_check.model import batch_overrides, compose
+from slipway.trainer.config.check import check_keys
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import read_settings
 from tests.trainer.conftest import REPOSITORY
 
 pytestmark = pytest.mark.trainer
@@ -195,7 +197,13 @@ def test_a_check_runs_as_a_job_would(
     assert content["finished"] is True
     # Killed after step 4; a slow look may see it after the next save.
     assert content["rows"][1]["numbers"]["resumed_at"] in (3, 6)
-    assert result.stdout.splitlines()[-1].startswith("passed  resume: killed with SIGKILL, resumed at step ")
+    assert result.stdout.splitlines()[1].startswith(
+        "resume              passed   killed with SIGKILL, resumed"
+    )
+    # Evidence is never overwritten.
+    again = run_check(*options)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "it holds an earlier check" in again.stderr
 
 
 def test_training_that_takes_too_long_is_reported(tmp_path: Path) -> None:
@@ -230,7 +238,7 @@ def test_other_megatron_core_is_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
     code = (
         "import json, sys; from importlib import metadata; sys.modules['megatron.core'] = None; "
         f"real = metadata.version; metadata.version = lambda name: {versions}.get(name) or real(name); "
-        "from slipway.trainer.gpu_check.machine import describe; print(json.dumps(describe()))"
+        "from benchmarks.gpu_check.machine import describe; print(json.dumps(describe()))"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -238,6 +246,63 @@ def test_other_megatron_core_is_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
     (row,) = check_versions(Machine(tmp_path, json.loads(result.stdout), 60.0))
     assert (row.check, row.state) == ("versions", "failed")
     assert "has megatron-core 0.17.0: engine=megatron is written for 0.16" in str(row.fix)
+
+
+def test_table_has_remedies_and_estimates() -> None:
+    failed = Row("layout pipeline 2", "failed", "3.1e-02", "see NCCL")
+    assert [line.split() for line in row_lines(failed, {})] == [
+        ["layout", "pipeline", "2", "failed", "3.1e-02"],
+        ["->", "see", "NCCL"],
+    ]
+    speed = Row("throughput", "passed", "1.500 s a step", None, {"step_seconds": 1.5})
+    estimate = compose(["cluster.gpu=h100"]).estimate
+    (line,) = row_lines(speed, estimate)
+    assert "passed   1.500 s a step; estimated for h100-80gb: " in line
+    assert " s a step, peak " in line.partition("estimated")[2]
+    assert verdict([failed, speed], True) == "1 passed, 1 failed, 0 skipped; fix first: layout pipeline 2"
+    assert "no GPU was checked" in verdict([speed], False)
+
+
+def test_a_measured_training_takes_few_micro_batches() -> None:
+    # In place of a global batch of 256.
+    model = compose([]).config["model"]
+    assert model["global_batch_size"] == 4 * model["micro_batch_size"]
+    assert compose(["training.model.global_batch_size=32"]).config["model"]["global_batch_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch"),
+    [
+        ({}, ["training.model.global_batch_size=64"]),
+        ({"tensor_model_parallel_size": 4}, ["training.model.global_batch_size=16"]),
+        ({"pipeline_model_parallel_size": 8}, ["training.model.global_batch_size=16"]),
+        ({"global_batch_size": 32}, []),
+        (
+            {"global_batch_size": 32, "rampup_batch_size": [16, 16, 320]},
+            ["training.model.rampup_batch_size=null"],
+        ),
+    ],
+)
+def test_a_measured_step_takes_a_few_micro_batches(changes: dict[str, Any], batch: list[str]) -> None:
+    model = {"micro_batch_size": 2, "global_batch_size": 2048, **changes}
+    assert batch_overrides({"trainer": {"devices": 8}, "model": model}) == batch
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["training.trainer.device=1"], "training.trainer.device"),
+        (["engine=nemo", "container=/x.sqsh"], "stages=[training] and engine=megatron"),
+    ],
+)
+def test_mistakes_in_overrides_end_in_one_message(
+    tmp_path: Path, run_check: Callable[..., Any], words: list[str], message: str
+) -> None:
+    result = run_check("--directory", str(tmp_path / "a"), *words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert not (tmp_path / "a").exists()
 
 
 def test_an_unknown_check_is_named(tmp_path: Path, run_check: Callable[..., Any]) -> None:
@@ -249,10 +314,10 @@ def test_an_unknown_check_is_named(tmp_path: Path, run_check: Callable[..., Any]
 @pytest.fixture
 def run_check() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, interpreter: Path | None = None) -> subprocess.CompletedProcess[str]:
-        command: list[str | Path] = [sys.executable, "-m", "slipway.trainer.gpu_check", *arguments]
+        command: list[str | Path] = [sys.executable, "-m", "benchmarks.gpu_check", *arguments]
         if interpreter:
             code = "import sys; sys.executable = sys.argv.pop(1); "
-            code += "from slipway.trainer.gpu_check.__main__ import main; sys.exit(main())"
+            code += "from benchmarks.gpu_check.__main__ import main; sys.exit(main())"
             command[1:3] = ["-c", code, interpreter]
         return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
 

@@ -235,7 +235,7 @@ def described() -> dict[str, Any]:
     UserError
         If that process fails, as where torch cannot be imported.
     """
-    command = [sys.executable, "-m", "slipway.trainer.gpu_check", "--describe"]
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--describe"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         output = " | ".join(done.stderr.strip().splitlines()[-3:])

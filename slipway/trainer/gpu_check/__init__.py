@@ -1,1 +1,0 @@
-"""Checks of the computations of one machine's GPUs, as a table: ``python -m slipway.trainer.gpu_check``."""
