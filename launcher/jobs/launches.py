@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -149,14 +150,23 @@ def open_launches(run_dir: Path) -> list[Launch]:
     return adopt([read_launch(run_dir, number) for number in launch_numbers(run_dir)])
 
 
+def readable_launches(run_dir: Path, newest: int | None = None) -> list[Launch]:
+    """Return the launches of a run, or its `newest`, oldest first, with the jobs of their marks.
+
+    Broken launches are skipped; no scheduler is asked.
+    """
+    launches: list[Launch] = []
+    with contextlib.suppress(OSError):
+        numbers = launch_numbers(run_dir)
+        for number in numbers if newest is None else numbers[-newest:]:
+            with contextlib.suppress(UserError):
+                launches.append(_marked(read_launch(run_dir, number)))
+    return launches
+
+
 def adopt(launches: Sequence[Launch]) -> list[Launch]:
     """Find the jobs that manifests do not know: by their marks, else with one question per scheduler."""
-    marked = [
-        _as_job(launch, job_id)
-        if launch.manifest.job_id is None and (job_id := job_of(launch.paths.directory))
-        else launch
-        for launch in launches
-    ]
+    marked = list(map(_marked, launches))
     unknown = [launch for launch in marked if launch.may_be_unknown_job]
     adopted: dict[Path, Launch] = {}
     for group in by_scheduler(unknown, lambda launch: launch):
@@ -193,6 +203,12 @@ def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
         for launch in group
         if (jobs := jobs_of.get(launch.submission.tag, {}).get(1))
     }
+
+
+def _marked(launch: Launch) -> Launch:
+    """Return a launch with the job of its mark, if its manifest knows none."""
+    job_id = job_of(launch.paths.directory) if launch.manifest.job_id is None else None
+    return _as_job(launch, job_id) if job_id else launch
 
 
 def _as_job(launch: Launch, job_id: str) -> Launch:

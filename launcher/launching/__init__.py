@@ -19,7 +19,7 @@ from launcher.launching.granted import granted
 from launcher.launching.recovery import reconcile_unconfirmed
 from launcher.launching.submission import describe_ignored, submit, validate
 from launcher.launching.writing import record_job, write_draft
-from launcher.runs.index import Index, entry_of
+from launcher.runs.known_trees import remember_trees
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LAUNCHES, LaunchPaths, display_path
 from launcher.runs.write import (
@@ -228,7 +228,7 @@ def _submit_stage(stage: _Ready, before: _Ready | None) -> None:
         directory = display_path(paths.directory)
         stage.warnings.append(f"the job's id could not be written into {directory}: {error.strerror}")
     assert manifest.job_id is not None
-    Index().remember([entry_of(paths.run_dir, paths.number, manifest, manifest.job_id)])
+    remember_trees([paths.run_dir.parent])
     if manifest.links > 1 and not manifest.from_job:
         stage.warnings += _submit_links(stage, manifest.job_id)
 
