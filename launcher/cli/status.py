@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         print_json([row.to_json() for row in rows])
     elif rows:
         shown = rows if args.all or args.runs else _newest(rows)
-        print_table(*as_table(shown), [row.status.state for row in shown])
+        print_table(*as_table(shown), [row.state for row in shown])
         print_resumable(shown)
         if len(shown) < len(rows):
             print_message(f"{len(rows) - len(shown)} older runs: slipway status --all")
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         for directory, count in sweeps_in(args.base_results_dir):
             where = escape(shlex.quote(display_path(directory)))
             print_message(f"a sweep of {count} points: slipway sweep --results {where}")
-    states = [row.status.state for row in rows]
+    states = [row.state for row in rows]
     if args.exit_code:
         return worst_exit_code(states)
     return NOT_KNOWN if State.UNKNOWN in states else DONE

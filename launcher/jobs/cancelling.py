@@ -61,7 +61,7 @@ class _Ending:
     @property
     def tasks_that_wait(self) -> list[str]:
         """Return an array's waiting tasks, of which none may start after the running one has saved."""
-        tasks = {} if self.target.task or not self.saves else self.target.status.tasks
+        tasks = {} if self.target.task or not self.saves else self.target.tasks
         waiting = [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
         return waiting if State.RUNNING in tasks.values() else []
 
@@ -143,7 +143,7 @@ def _without_live_job(target: LaunchStatus) -> Outcome | None:
     if target.job_id is None:
         return give_up(target)
     if target.state is State.UNKNOWN:
-        return Outcome(target, Effect.UNKNOWN, target.status.reason)
+        return Outcome(target, Effect.UNKNOWN, target.reason)
     return over(target) if target.state is State.COMPLETING else None
 
 

@@ -12,7 +12,7 @@ from launcher.errors import UserError
 from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch, require_launch, scheduler_of
 from launcher.jobs.lookup import RunRef
 from launcher.runs.paths import LAUNCHES, launch_numbers
-from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Scheduler
+from launcher.schedulers.base import JobRef, JobStatus, Scheduler
 from launcher.schedulers.chain_status import from_marks_alone, may_go_on
 from launcher.slurm.notations import compress_tasks
 from launcher.slurm.states import State, why_waiting
@@ -24,17 +24,16 @@ _REQUEUE_SECONDS = 14 * 86400.0
 _WAITS_FOR_JOB = why_waiting("PENDING", "Dependency")
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchStatus:
-    """A launch and the status of its job.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchStatus(JobStatus):
+    """The status of a launch's job, or of one `task` of its array.
 
-    Without a `launch` it could not be read, and the status says why; `unanswered` is why the scheduler could
+    Without a `launch` it could not be read, and the reason says why; `unanswered` is why the scheduler could
     not be asked.
     """
 
     run_dir: Path
-    launch: Launch | None
-    status: JobStatus
+    launch: Launch | None = None
     unanswered: str | None = None
     task: str | None = None
 
@@ -45,10 +44,6 @@ class LaunchStatus:
     @property
     def number(self) -> int | None:
         return self.launch.paths.number if self.launch else None
-
-    @property
-    def chain(self) -> ChainJobs | None:
-        return self.status.chain
 
     @property
     def job_id(self) -> str | None:
@@ -67,11 +62,7 @@ class LaunchStatus:
     def waiting_status(self) -> JobStatus:
         """Return the status of the job that can be held."""
         chain = self.chain
-        return chain.jobs[chain.waiting[0]] if chain and chain.waiting else self.status
-
-    @property
-    def state(self) -> State:
-        return state_of_task(self.status, self.task)
+        return chain.jobs[chain.waiting[0]] if chain and chain.waiting else self
 
     @property
     def waits(self) -> bool:
@@ -88,7 +79,7 @@ class LaunchStatus:
     @property
     def _states(self) -> set[State]:
         """Return the states of the job and of its tasks."""
-        return {self.state} if self.task else {self.state, *self.status.tasks.values()}
+        return {self.state} if self.task else {self.state, *self.tasks.values()}
 
     @property
     def may_live(self) -> bool:
@@ -101,13 +92,13 @@ class LaunchStatus:
     def scheduler(self) -> Scheduler:
         """Return the scheduler that has the job; raise UserError if the launch could not be read."""
         if self.launch is None:
-            raise UserError(self.status.reason or f"{self.run_dir}: no launch of it can be read")
+            raise UserError(self.reason or f"{self.run_dir}: no launch of it can be read")
         return scheduler_of(self.launch)
 
 
-def state_of_task(status: JobStatus, task: str | None) -> State:
-    """Return the state of a job, or of one task of an array."""
-    return status.state if task is None else status.tasks.get(task, status.state)
+def of_task(status: LaunchStatus, task: str | None) -> LaunchStatus:
+    """Return the status of one task of an array; that of the whole job without a task."""
+    return status if task is None else replace(status, task=task, state=status.tasks.get(task, status.state))
 
 
 def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
@@ -119,8 +110,7 @@ def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
     for group in by_scheduler(launches, lambda launch: launch):
         statuses |= _ask_scheduler(group)
     return [
-        statuses.get(launch.paths.directory)
-        or LaunchStatus(launch.paths.run_dir, launch, _without_job(launch), launch.unanswered)
+        statuses.get(launch.paths.directory) or _status_of(launch, _without_job(launch), launch.unanswered)
         for launch in launches
     ]
 
@@ -143,8 +133,12 @@ def _ask_scheduler(launches: Sequence[Launch]) -> dict[Path, LaunchStatus]:
         waits_for = launch.manifest.waits_for
         if waits_for is not None and (status.reason == _WAITS_FOR_JOB or _waits_silently(launch, status)):
             status = replace(status, reason=f"Dependency: it waits for the end of {waits_for}")
-        answers[launch.paths.directory] = LaunchStatus(launch.paths.run_dir, launch, status, unanswered)
+        answers[launch.paths.directory] = _status_of(launch, status, unanswered)
     return answers
+
+
+def _status_of(launch: Launch, status: JobStatus, unanswered: str | None) -> LaunchStatus:
+    return LaunchStatus.extending(status, run_dir=launch.paths.run_dir, launch=launch, unanswered=unanswered)
 
 
 def _waits_silently(launch: Launch, status: JobStatus) -> bool:
@@ -217,7 +211,7 @@ def possible_statuses(
         run_dir: [
             statuses[item.paths.directory]
             if isinstance(item, Launch)
-            else LaunchStatus(run_dir, None, JobStatus(State.UNKNOWN, item.message))
+            else LaunchStatus(State.UNKNOWN, item.message, run_dir=run_dir)
             for item in items
         ]
         for run_dir, items in read.items()
@@ -260,11 +254,11 @@ def _is_over(launch_dir: Path) -> bool:
 
 
 def _current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
-    alive = [item for item in items if item.status.state.is_live]
+    alive = [item for item in items if item.state.is_live]
     if alive:
         return alive
     read = [item for item in items if item.launch]
-    submitted = [item for item in read if item.status.state is not State.NOT_SUBMITTED]
+    submitted = [item for item in read if item.state is not State.NOT_SUBMITTED]
     newest = next(iter(submitted or read or items), None)
     return [newest] if newest else []
 
@@ -292,7 +286,7 @@ def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
 
 def _named_by(ref: RunRef, items: Sequence[LaunchStatus], whole: bool) -> list[LaunchStatus]:
     if not whole:
-        named = [replace(item, task=ref.task) for item in items if item.number in (ref.launch, None)]
+        named = [of_task(item, ref.task) for item in items if item.number in (ref.launch, None)]
         for item in named:
             _require_task(item)
         return named
@@ -302,7 +296,7 @@ def _named_by(ref: RunRef, items: Sequence[LaunchStatus], whole: bool) -> list[L
 
 
 def _require_task(item: LaunchStatus) -> None:
-    tasks = item.status.tasks
+    tasks = item.tasks
     if item.task is not None and tasks and item.task not in tasks:
         job_id = item.launch.manifest.job_id if item.launch else None
         raise UserError(

@@ -98,7 +98,7 @@ class JobPoller(Poller[JobStatus]):
         self._seen = time.monotonic()
 
     def _ask_scheduler(self) -> JobStatus:
-        status = poll([self._launch])[0].status
+        status = poll([self._launch])[0]
         if status.state is State.UNKNOWN:
             self._failures += 1
         else:

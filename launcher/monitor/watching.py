@@ -82,7 +82,7 @@ class StatusPoller(Poller[Sequence[StatusRow]]):
         rows = [self._as_known(row, is_old) for row in newest]
         why = next((row.unanswered for row in newest if row.unanswered), None)
         is_silent = is_old or why is not None
-        has_unfinished = any(not row.status.state.is_final for row in rows)
+        has_unfinished = any(not row.state.is_final for row in rows)
         given_up = age > self._blind_patience or (not is_silent and now - self._seen_live > self._patience)
         return Snapshot(rows, age if is_silent else None, why, not has_unfinished or given_up)
 
@@ -93,22 +93,21 @@ class StatusPoller(Poller[Sequence[StatusRow]]):
             self._failures, self._seen_live = self._failures + 1, now
         else:
             self._failures, self._answered = 0, now
-        known = [row for row in rows if row.status.state is not State.UNKNOWN]
+        known = [row for row in rows if row.state is not State.UNKNOWN]
         self._last |= {_directory(row): row for row in known}
-        if any(row.status.state.is_live for row in known):
+        if any(row.state.is_live for row in known):
             self._seen_live = now
         return rows
 
     def _as_known(self, row: StatusRow, is_old: bool) -> StatusRow:
         last = self._last.get(_directory(row))
         is_unanswered = row.unanswered is not None or is_old
-        if row.status.state.is_final or not is_unanswered or last is None:
+        if row.state.is_final or not is_unanswered or last is None:
             return row
-        before = last.status
-        reason = f"no answer; before that {before.state.value}"
-        elapsed = before.elapsed if before.state is not State.PENDING else None
-        known = JobStatus(State.UNKNOWN, reason, before.nodes, elapsed, restarts=before.restarts)
-        return replace(row, status=known)
+        reason = f"no answer; before that {last.state.value}"
+        elapsed = last.elapsed if last.state is not State.PENDING else None
+        known = JobStatus(State.UNKNOWN, reason, last.nodes, elapsed, restarts=last.restarts)
+        return replace(row, **known.values())
 
 
 def _directory(row: StatusRow) -> Path:
@@ -134,8 +133,7 @@ def watch_in_lines(poller: StatusPoller, write: Callable[[StatusRow], str]) -> S
         while True:
             snapshot = poller.snapshot()
             for row in snapshot.rows:
-                status = row.status
-                shown = (status.state, status.reason, status.nodes, status.restarts, str(status.chain))
+                shown = (row.state, row.reason, row.nodes, row.restarts, str(row.chain))
                 if printed.get(_directory(row)) != shown:
                     printed[_directory(row)] = shown
                     print(write(row), flush=True)
@@ -147,7 +145,7 @@ def watch_in_lines(poller: StatusPoller, write: Callable[[StatusRow], str]) -> S
 def as_line(row: StatusRow) -> str:
     """Return a change as a line for people."""
     progress = row.progress
-    parts = [time.strftime("%H:%M:%S"), row.run, *state_words(row.launch, row.status)]
+    parts = [time.strftime("%H:%M:%S"), row.run, *state_words(row.launch, row)]
     if progress.step is not None:
         parts.append(f"step {tables.steps(progress.step, progress.max_steps)}")
     if progress.loss is not None:
@@ -185,7 +183,7 @@ def draw(snapshot: Snapshot, console: Console, interval: float) -> Group:
         head.append(f"no answer for {snapshot.silent:.0f} s{why}  ", "bold magenta")
     for state, count in Counter(sorted(snapshot.states, key=lambda state: state.is_final)).items():
         head.append(f"{count} {state.value}  ", colour(state))
-    live_first = sorted(snapshot.rows, key=lambda row: row.status.state.is_final)
+    live_first = sorted(snapshot.rows, key=lambda row: row.state.is_final)
     cells = [list(row.cells().values()) for row in live_first]
     below = reasons(cells, [row.state for row in live_first])[:_MOST_REASONS]
     room = max(console.height - len(below) - _OTHER_LINES, 2)

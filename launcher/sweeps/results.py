@@ -37,8 +37,7 @@ class Result:
     @property
     def cells(self) -> list[str | None]:
         """The values of the columns that every sweep has."""
-        status = self.status.status
-        cells = {**self.status.cells(), "ELAPSED": status.elapsed, REASON: status.full_reason}
+        cells = {**self.status.cells(), "ELAPSED": self.status.elapsed, REASON: self.status.full_reason}
         return [cells[name] for name in _MEASURED]
 
     def to_json(self) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def test_a_run_that_is_removed_has_not_completed(runs: Runs, scheduler: FakeSche
     scheduler.set("2", RUNNING)
     refs = [find_run(name, runs.base) for name in ("kept", "gone")]
     shutil.rmtree(runs.base / "gone")
-    states = {row.run: row.status.state for row in look(refs, runs.base)}
+    states = {row.run: row.state for row in look(refs, runs.base)}
     assert states == {"kept": State.COMPLETED, "gone": State.UNKNOWN}
 
 
@@ -309,8 +309,8 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
         assert snapshot.why == "squeue: Connection refused" and not snapshot.is_over
         assert snapshot.states == [State.UNKNOWN, State.COMPLETED]  # the second has left marks
         first = snapshot.rows[0]
-        assert first.status.reason == "no answer; before that RUNNING"
-        assert (first.status.nodes, first.status.elapsed) == ("n[1-2]", "00:00:50")
+        assert first.reason == "no answer; before that RUNNING"
+        assert (first.nodes, first.elapsed) == ("n[1-2]", "00:00:50")
         assert first.progress.step == 100
         scheduler.error = None
         _until(lambda: poller.snapshot().silent is None)

@@ -156,7 +156,7 @@ def test_a_narrow_terminal_keeps_the_column_since(
     leave_marks(launch, "11", started=datetime.now(UTC).timestamp())
     scheduler.set("11", RUNNING)
     rows = collect_status([runs.base / "gpt3_126m_with_a_name"])
-    table = rich_table(*as_table(rows), [row.status.state for row in rows], 80)
+    table = rich_table(*as_table(rows), [row.state for row in rows], 80)
     names = [str(column.header) for column in table.columns]
     assert {"run", "job", "state", "since"} <= set(names)
 
