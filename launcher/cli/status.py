@@ -13,8 +13,9 @@ from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import NEWEST, RUNS_HELP, add_base_results_dir, find_all, print_resumable
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, escape
 from launcher.jobs.lookup import RunRef, runs_in
+from launcher.monitor.polling import StatusPoller
 from launcher.monitor.run_status import StatusRow, as_table, collect_status, gone
-from launcher.monitor.watching import StatusPoller, watch
+from launcher.monitor.watching import watch
 from launcher.runs.paths import display_path
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in

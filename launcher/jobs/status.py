@@ -42,6 +42,11 @@ class LaunchStatus(JobStatus):
         return self.launch.manifest.run if self.launch else self.run_dir.name
 
     @property
+    def directory(self) -> Path:
+        """Return the directory of the launch, that of the run if no launch can be read."""
+        return self.launch.paths.directory if self.launch else self.run_dir
+
+    @property
     def number(self) -> int | None:
         return self.launch.paths.number if self.launch else None
 

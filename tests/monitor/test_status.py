@@ -29,9 +29,9 @@ from monitor_samples import (
 from launcher.cli.status import _look as look
 from launcher.errors import UserError
 from launcher.jobs.lookup import find_run
-from launcher.monitor.polling import backoff
-from launcher.monitor.run_status import collect_status
-from launcher.monitor.watching import StatusPoller, draw
+from launcher.monitor.polling import StatusPoller, backoff
+from launcher.monitor.run_status import StatusRow, collect_status
+from launcher.monitor.watching import draw
 from launcher.runs.provenance import user
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
@@ -320,7 +320,7 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
 def test_a_scheduler_that_hangs_is_silent_too(
     runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.monitor.watching._STALE_SECONDS", 0.1)
+    monkeypatch.setattr("launcher.monitor.polling._STALE_SECONDS", 0.1)
     runs.launch("a", job_id="1")
     scheduler.set("1", RUNNING)
     rows, hang = collect_status([runs.base / "a"]), threading.Event()
@@ -369,7 +369,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_jobs(
     assert "the jobs continue" in capsys.readouterr().err
 
 
-def screen(poller: StatusPoller, width: int, height: int) -> list[str]:
+def screen(poller: StatusPoller[StatusRow], width: int, height: int) -> list[str]:
     from rich.console import Console
 
     stream = io.StringIO()
