@@ -14,7 +14,7 @@ from launcher.cli.runs import NEWEST, RUNS_HELP, add_base_results_dir, find_all,
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, escape
 from launcher.jobs.lookup import RunRef, runs_in
 from launcher.monitor.polling import StatusPoller
-from launcher.monitor.run_status import StatusRow, as_table, collect_status, gone
+from launcher.monitor.run_status import StatusRow, as_table, collect_status, missing_run
 from launcher.monitor.watching import watch
 from launcher.runs.paths import display_path
 from launcher.slurm.states import State, worst_exit_code
@@ -117,15 +117,11 @@ def _newest(rows: Sequence[StatusRow]) -> list[StatusRow]:
 def _look(requested: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
     """Look at what was asked for; by default at all runs that there are by now."""
     if not requested:
-        return collect_status(runs_in(base))
-    refs: dict[Path, list[int | None]] = {}
-    for item in requested:
-        refs.setdefault(item.run_dir, []).append(item.launch)
-    # A run that is named as a whole is all of its launches.
-    only = {run_dir: [n for n in ns if n is not None] for run_dir, ns in refs.items() if None not in ns}
-    seen = collect_status(list(refs), only)
+        return collect_status(list(map(RunRef, runs_in(base))))
+    seen = collect_status(requested)
     existing = {item.run_dir for item in seen}
-    return [*seen, *(gone(run_dir) for run_dir in refs if run_dir not in existing)]
+    run_dirs = dict.fromkeys(ref.run_dir for ref in requested)
+    return [*seen, *(missing_run(run_dir) for run_dir in run_dirs if run_dir not in existing)]
 
 
 def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:

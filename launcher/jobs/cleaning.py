@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from launcher.errors import UserError, escape
 from launcher.jobs.locator import RunLocator
+from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import current_statuses, poll
 from launcher.runs.paths import CHECKPOINTS, display_path
 from launcher.runs.trained import TRAINING, marked_checkpoints, newest_training
@@ -38,7 +39,7 @@ def require_idle(run_dir: Path) -> None:
     name = escape(display_path(run_dir))
     if run_dir.is_symlink() or not is_own(run_dir):
         raise UserError(f"{name}: a link, or a run of somebody else's")
-    live = next((item for item in current_statuses([run_dir]) if item.may_live), None)
+    live = next((item for item in current_statuses([RunRef(run_dir)]) if item.may_live), None)
     if live is not None:
         hint = f"end it first: slipway cancel {name} --wait"
         raise UserError(f"{name}: job {live.job_id} is {live.state.value}", hint=hint)

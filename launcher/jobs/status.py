@@ -185,30 +185,35 @@ def _without_job(launch: Launch) -> JobStatus:
     return JobStatus(State.UNKNOWN, f"{why}: no job of it is known yet")
 
 
-def current_statuses(
-    run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
-) -> list[LaunchStatus]:
+def current_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     """Return of each run all live launches, the newest first, or else the newest launch.
 
-    However many runs there are, each scheduler is asked once. One broken run hides no other. Of runs in
-    `only` the launches of these numbers are returned instead, in any state.
+    However many runs there are, each scheduler is asked once. One broken run hides no other. Of a run of
+    which only launches are named, these are returned instead, in any state.
     """
-    only = only or {}
+    numbers = _named_launches(refs)
     return [
         item
-        for run_dir, items in possible_statuses(run_dirs, only).items()
-        for item in (items if run_dir in only else _current(items))
+        for run_dir, items in _possible_statuses(numbers).items()
+        for item in (items if numbers[run_dir] else _current(items))
     ]
 
 
-def possible_statuses(
-    run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
-) -> dict[Path, list[LaunchStatus]]:
-    """Return each run's launches that may live, and its newest, newest first; or those in `only`."""
-    only = only or {}
+def _named_launches(refs: Sequence[RunRef]) -> dict[Path, list[int]]:
+    """Return the launches that are named of each run; an empty list stands for the whole run."""
+    named: dict[Path, list[int]] = {ref.run_dir: [] for ref in refs}
+    whole = {ref.run_dir for ref in refs if ref.launch is None}
+    for ref in refs:
+        if ref.launch is not None and ref.run_dir not in whole:
+            named[ref.run_dir].append(ref.launch)
+    return named
+
+
+def _possible_statuses(numbers: Mapping[Path, Sequence[int]]) -> dict[Path, list[LaunchStatus]]:
+    """Return each run's launches that may live, and its newest, newest first; or those that are named."""
     read = {
-        run_dir: _read(run_dir, only[run_dir]) if run_dir in only else _candidates(run_dir)
-        for run_dir in run_dirs
+        run_dir: _read(run_dir, named) if named else _candidates(run_dir)
+        for run_dir, named in numbers.items()
     }
     opened = adopt([item for items in read.values() for item in items if isinstance(item, Launch)])
     statuses = dict(zip((launch.paths.directory for launch in opened), poll(opened), strict=True))
@@ -276,15 +281,11 @@ def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     """
     for ref in refs:
         require_launch(ref.run_dir, ref.launch)
-    whole = {ref.run_dir for ref in refs if ref.launch is None}
-    only: dict[Path, list[int]] = {}
-    for ref in refs:
-        if ref.launch is not None and ref.run_dir not in whole:
-            only.setdefault(ref.run_dir, []).append(ref.launch)
-    by_run = possible_statuses(list(dict.fromkeys(ref.run_dir for ref in refs)), only)
+    numbers = _named_launches(refs)
+    by_run = _possible_statuses(numbers)
     named: dict[tuple[Path, int | None, str | None], LaunchStatus] = {}
     for ref in refs:
-        for item in _named_by(ref, by_run[ref.run_dir], ref.run_dir in whole):
+        for item in _named_by(ref, by_run[ref.run_dir], not numbers[ref.run_dir]):
             named.setdefault((ref.run_dir, item.number, item.task), item)
     return list(named.values())
 

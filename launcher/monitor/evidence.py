@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.errors import UserError
 from launcher.jobs.launches import Launch, adopt, open_launch, read_launch
+from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import current_statuses, poll
 from launcher.monitor.checkpoints import SavedCheckpoint, find_saved
 from launcher.monitor.curves import Curves
@@ -113,7 +114,7 @@ _ATTEMPT_BEGINS = "; rendezvous at "
 
 def gather(run_dir: Path, number: int | None = None) -> Evidence:
     """Gather the evidence up to a launch (default: the current one); raise UserError if there is none."""
-    statuses = current_statuses([run_dir]) if number is None else []
+    statuses = current_statuses([RunRef(run_dir)]) if number is None else []
     tracked = (statuses or poll([open_launch(run_dir, number)]))[0]
     launch = tracked.launch
     if launch is None:

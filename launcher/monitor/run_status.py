@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.errors import escape
 from launcher.jobs.launches import Launch
+from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints, summary
 from launcher.monitor.events import Event, Progress
@@ -252,16 +253,14 @@ def links_to_json(links: ChainJobs | None) -> list[dict[str, Any]]:
     ]
 
 
-def gone(run_dir: Path) -> StatusRow:
+def missing_run(run_dir: Path) -> StatusRow:
     """Return the status of a requested run without a launch: it must not look as if it had completed."""
     return StatusRow(State.UNKNOWN, "the run has no launch, or was removed", run_dir=run_dir)
 
 
-def collect_status(
-    run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
-) -> list[StatusRow]:
-    """Look at runs, in their order; the parameters are those of `launcher.jobs.status.current_statuses`."""
-    return [_with_progress(item) for item in current_statuses(run_dirs, only)]
+def collect_status(refs: Sequence[RunRef]) -> list[StatusRow]:
+    """Look at runs, in their order; see `launcher.jobs.status.current_statuses`."""
+    return [_with_progress(item) for item in current_statuses(refs)]
 
 
 def _with_progress(item: LaunchStatus) -> StatusRow:

@@ -28,7 +28,7 @@ from monitor_samples import (
 
 from launcher.cli.status import _look as look
 from launcher.errors import UserError
-from launcher.jobs.lookup import find_run
+from launcher.jobs.lookup import RunRef, find_run
 from launcher.monitor.polling import StatusPoller, backoff
 from launcher.monitor.run_status import StatusRow, collect_status
 from launcher.monitor.watching import draw
@@ -298,7 +298,7 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
     scheduler.set("1", RUNNING)
     scheduler.set("2", COMPLETED)
     with StatusPoller(
-        lambda: collect_status([runs.base / "a", runs.base / "b"]), 0.02, blind_patience=30.0
+        lambda: collect_status([RunRef(runs.base / "a"), RunRef(runs.base / "b")]), 0.02, blind_patience=30.0
     ) as poller:
         assert poller.snapshot().states == [State.RUNNING, State.COMPLETED]
         assert poller.snapshot().silent is None
@@ -323,7 +323,7 @@ def test_a_scheduler_that_hangs_is_silent_too(
     monkeypatch.setattr("launcher.monitor.polling._STALE_SECONDS", 0.1)
     runs.launch("a", job_id="1")
     scheduler.set("1", RUNNING)
-    rows, hang = collect_status([runs.base / "a"]), threading.Event()
+    rows, hang = collect_status([RunRef(runs.base / "a")]), threading.Event()
     answers = iter([rows, rows])
 
     def hanging() -> list[object]:
@@ -385,7 +385,7 @@ def test_the_table_fits_on_any_screen(runs: Runs, scheduler: FakeScheduler, widt
         scheduler.set(str(1 + number), COMPLETED if number < 37 else PENDING)
     scheduler.set("40", JobStatus(State.RUNNING, None, "n[1,3,5,7,9,11,13,15,17,19,21-99]", "00:00:50"))
     poller = StatusPoller(
-        lambda: collect_status([runs.base / f"run{number:02}" for number in range(40)]), 5.0
+        lambda: collect_status([RunRef(runs.base / f"run{number:02}") for number in range(40)]), 5.0
     )
     lines = screen(poller, width, height)
     assert len(lines) <= height and max(map(len, lines)) <= width
