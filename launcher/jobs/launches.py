@@ -150,15 +150,14 @@ def open_launches(run_dir: Path) -> list[Launch]:
     return adopt([read_launch(run_dir, number) for number in launch_numbers(run_dir)])
 
 
-def readable_launches(run_dir: Path, newest: int | None = None) -> list[Launch]:
-    """Return the launches of a run, or its `newest`, oldest first, with the jobs of their marks.
+def readable_launches(run_dir: Path) -> list[Launch]:
+    """Return the launches of a run that can be read, oldest first, with the jobs of their marks.
 
-    Broken launches are skipped; no scheduler is asked.
+    No scheduler is asked.
     """
     launches: list[Launch] = []
     with contextlib.suppress(OSError):
-        numbers = launch_numbers(run_dir)
-        for number in numbers if newest is None else numbers[-newest:]:
+        for number in launch_numbers(run_dir):
             with contextlib.suppress(UserError):
                 launches.append(_marked(read_launch(run_dir, number)))
     return launches

@@ -48,8 +48,7 @@ def find_run(word: str, base_results_dir: Path) -> RunRef:
     ref = ref or _by_job(word, locator) or _by_name(word, locator)
     if ref is None:
         raise _not_found(word, locator)
-    if readable_launches(ref.run_dir, newest=1):
-        remember_trees([ref.run_dir.parent])
+    remember_trees([ref.run_dir.parent])
     return replace(ref, notes=(*ref.notes, *filter(None, [why_not_remembered()])))
 
 
