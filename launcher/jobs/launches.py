@@ -13,9 +13,10 @@ from typing import TypeVar
 from launcher import schedulers
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, find_manifest
-from launcher.runs.paths import LAUNCHES, LaunchPaths, launch_numbers
+from launcher.runs.paths import LAUNCHES, MANIFEST, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
 from launcher.schedulers.base import JobRef, JobStatus, Scheduler, Submission
+from slipway.common.files import RECORD_LIMIT, read_bytes
 from slipway.common.node.marks import JobAttempt, job_of, later_jobs, read_attempts
 
 T = TypeVar("T")
@@ -150,17 +151,27 @@ def open_launches(run_dir: Path) -> list[Launch]:
     return adopt([read_launch(run_dir, number) for number in launch_numbers(run_dir)])
 
 
-def readable_launches(run_dir: Path) -> list[Launch]:
+def readable_launches(run_dir: Path, job_id: str | None = None) -> list[Launch]:
     """Return the launches of a run that can be read, oldest first, with the jobs of their marks.
 
-    No scheduler is asked.
+    With `job_id` those are left out that certainly became another job. No scheduler is asked.
     """
     launches: list[Launch] = []
     with contextlib.suppress(OSError):
         for number in launch_numbers(run_dir):
             with contextlib.suppress(UserError):
-                launches.append(_marked(read_launch(run_dir, number)))
+                if job_id is None or _may_be_job(run_dir / LAUNCHES / str(number) / MANIFEST, job_id):
+                    launches.append(_marked(read_launch(run_dir, number)))
     return launches
+
+
+def _may_be_job(manifest: Path, job_id: str) -> bool:
+    """Return False if a manifest, which is slow to parse, has one job, of another id."""
+    with contextlib.suppress(OSError):
+        content = read_bytes(manifest, RECORD_LIMIT)
+        has_one = all(text in content for text in (b'"links": 1,', b'"every": null,'))
+        return not has_one or b'"job_id": null,' in content or b'"%s' % job_id.encode() in content
+    return True
 
 
 def adopt(launches: Sequence[Launch]) -> list[Launch]:

@@ -55,10 +55,13 @@ class RunLocator:
         forget_trees(gone)
         return _unique([*self.always, *(tree for tree in remembered if tree not in gone)])
 
-    def launches(self, trees: Iterable[Path] | None = None) -> list[Launch]:
-        """Return all launches in some trees (default: all trees); remember the directories of their runs."""
+    def launches(self, trees: Iterable[Path] | None = None, job_id: str | None = None) -> list[Launch]:
+        """Return all launches in some trees (default: all trees), or those that may be of a job.
+
+        Remember the directories of their runs.
+        """
         run_dirs = self._walk(tuple(self.trees if trees is None else trees))
-        launches = [launch for run_dir in run_dirs for launch in self._read(run_dir)]
+        launches = [launch for run_dir in run_dirs for launch in self._read(run_dir, job_id)]
         remember_trees({launch.paths.run_dir.parent for launch in launches})
         return launches
 

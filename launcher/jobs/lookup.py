@@ -93,7 +93,7 @@ def _by_job(word: str, locator: RunLocator) -> RunRef | None:
         return None
     job_id, task = match[1], match[2]
     # A point of a sweep is recorded by its whole id, a task of another array by the array's.
-    point = _with_job(word, locator.launches()) if task else []
+    point = _with_job(word, locator.launches(job_id=word)) if task else []
     launches = point or _launches_of(job_id, locator)
     if task and not point:
         launches = [launch for launch in launches if not _is_point(launch, job_id)]
@@ -121,12 +121,12 @@ def _launches_of(job_id: str, locator: RunLocator) -> Sequence[Launch]:
 
     A launch of somebody else may be a copy of the user's own: the scheduler knows where that is.
     """
-    known = _with_job(job_id, locator.launches())
+    known = _with_job(job_id, locator.launches(job_id=job_id))
     if any(is_own(launch.paths.manifest) for launch in known):
         return known
     with contextlib.suppress(UserError) if known else contextlib.nullcontext():
         known = locator.located(job_id) or known
-    return known or _with_job(job_id, locator.launches(locator.trees_of_jobs()))
+    return known or _with_job(job_id, locator.launches(locator.trees_of_jobs(), job_id))
 
 
 def _with_job(job_id: str, launches: Iterable[Launch]) -> list[Launch]:
