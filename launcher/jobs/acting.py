@@ -106,13 +106,13 @@ def failures(refused: Sequence[tuple[LaunchStatus, UserError]]) -> list[Outcome]
         if current is None:
             outcomes.append(Outcome(target, Effect.UNKNOWN, error.message))
         elif not current.may_live or current.state is State.COMPLETING:
-            outcomes.append(over(current))
+            outcomes.append(outcome_of_ended(current))
         else:
             outcomes.append(Outcome(current, Effect.REFUSED, str(error)))
     return outcomes
 
 
-def over(target: LaunchStatus) -> Outcome:
+def outcome_of_ended(target: LaunchStatus) -> Outcome:
     """Return the outcome of a target that has ended, or is ending."""
     if target.state is State.UNKNOWN:
         return Outcome(target, Effect.UNKNOWN, target.reason)

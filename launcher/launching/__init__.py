@@ -253,7 +253,7 @@ def _submit(stage: _Ready) -> None:
             stage.warnings.append(_not_avoided(manifest, error))
             stage.manifest = replace(manifest, excluded=[]).submitted_as(job_id)
     except NoAnswer as error:
-        _keep(stage, manifest.lost(error.message))
+        _keep(stage, manifest.as_unconfirmed(error.message))
         where = shlex.quote(display_path(paths.run_dir))
         raise NoAnswer(
             error.message,
@@ -261,7 +261,7 @@ def _submit(stage: _Ready) -> None:
             "the next launch of this run looks for it first",
         ) from error
     except KeyboardInterrupt:
-        _keep(stage, manifest.lost("its launcher was interrupted"))
+        _keep(stage, manifest.as_unconfirmed("its launcher was interrupted"))
         raise
     except UserError as error:
         write_manifest(paths.directory, manifest.refused(str(error)))

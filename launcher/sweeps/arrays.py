@@ -346,7 +346,7 @@ def _submit(scheduler: SlurmScheduler, array: WrittenArray, after: str | None) -
         with contextlib.suppress(OSError):
             write_record(array.directory, replace(record, error=why))
             for point, manifest in zip(array.points, array.manifests, strict=True):
-                result = manifest.refused(why) if is_refused else manifest.lost(why)
+                result = manifest.refused(why) if is_refused else manifest.as_unconfirmed(why)
                 write_manifest(point.plan.paths.directory, result)
         raise
 
