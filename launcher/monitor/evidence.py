@@ -233,7 +233,7 @@ _LONGEST_LINE = 1 << 16
 _LONGEST = 200
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class LogErrors:
     """The errors in a log, and our trainer's message about a loss that is not finite."""
 
@@ -258,8 +258,8 @@ def find_errors(log: Path, since: str | None = None) -> LogErrors:
             is_in_stack = False
         for pattern in PATTERNS:
             if pattern in line and pattern not in found and not _is_harmless(pattern, line, before):
+                found[pattern] = _TRACEBACK if pattern is _TRACEBACK else _text(line)
                 is_in_stack |= pattern is _TRACEBACK
-                found[pattern] = _TRACEBACK if is_in_stack else _text(line)
         if divergence is None and (match := _DIVERGED.search(line)):
             divergence = _text(match[0])
         before = line

@@ -222,6 +222,19 @@ def test_errors_found_in_blocks_are_those_of_the_whole_log(
     assert (whole.divergence is not None) == bool(evidence._DIVERGED.search(text.replace("\r", "\n"), begin))
 
 
+def test_an_error_within_a_stack_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "Exception ignored in: x\nTraceback (most recent call last)\n a\nKeyError: 1\n"
+        "Traceback (most recent call last)\r\n  File y, NCCL error Å\r\nValueError: z\nsrun: error: n1: b\n"
+        "srun: error: n2: Exited with exit code 75\n"
+    )
+    assert find_errors(tmp_path / "log").errors == [
+        "ValueError: z",
+        "File y, NCCL error Å",
+        "srun: error: n1: b",
+    ]
+
+
 def progress_lines(steps: int) -> str:
     return "".join(
         f"\rEpoch 0: :  40%|████      | {step}/500 [{step // 60:02}:{step % 60:02}<00:33, "
