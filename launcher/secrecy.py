@@ -8,16 +8,16 @@ same value. Everything that is written or printed goes by the functions of this 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
 import shlex
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from launcher.secret_forms import formed
+from launcher.secret_forms import Secret, formed
 
 MASK = "***"
 
@@ -80,11 +80,13 @@ _REFERENCE = re.compile(
     re.DOTALL,
 )
 # The words of a shell, of a Dockerfile and of a program: export HF_TOKEN abc, setenv("HF_TOKEN", "abc").
-_SET = re.compile(
-    rf"""\b(?:setenv|ENV|ARG|set\s+-\w+|conf\w*\s+set)\s+(?P<name>[\w.-]+)\s+(?P<value>{_QUOTED}|\S+)"""
-    rf"""|(?<![\w-])--?(?P<option>[A-Za-z][\w.-]*)(?:\s|\\\n)+(?P<word>(?!-){_QUOTED}|(?!-)\S+)"""
-    rf"""|['"](?:--?(?=[A-Za-z])|(?=[A-Z][A-Z0-9_]+['"]))(?P<variable>[\w.-]+)['"]\s*,\s*(?=(?P<literal>{_QUOTED}))""",
-    re.ASCII,
+_SET = tuple(
+    re.compile(pattern, re.ASCII)
+    for pattern in (
+        rf"""\b(?:setenv|ENV|ARG|set\s+-\w+|conf\w*\s+set)\s+(?P<name>[\w.-]+)\s+(?P<value>{_QUOTED}|\S+)""",
+        rf"""(?<![\w-])--?(?P<name>[A-Za-z][\w.-]*)(?:\s|\\\n)+(?P<value>(?!-){_QUOTED}|(?!-)\S+)""",
+        rf"""['"](?:--?(?=[A-Za-z])|(?=[A-Z][A-Z0-9_]+['"]))(?P<name>[\w.-]+)['"]\s*,\s*(?=(?P<value>{_QUOTED}))""",
+    )
 )
 
 _EXPORTED = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_]\w*)=(?P<value>[^\s,'\"\]}]+)", re.ASCII)
@@ -100,16 +102,6 @@ _PUBLIC = ("HOME", "PWD", "USER", "LOGNAME", "HOSTNAME", "PATH", "VIRTUAL_ENV")
 
 # Variables with a secret's name, and how to find the value of each.
 Known = tuple[tuple[str, re.Pattern[str]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Secret:
-    """A secret within a text: where it is, what it is, and the variable that it is the value of, if known."""
-
-    start: int
-    end: int
-    what: str
-    variable: str | None = None
 
 
 def is_secret_name(name: str) -> bool:
@@ -143,11 +135,6 @@ def is_file_key(key: str) -> bool:
     return bool(_FILES.fullmatch(key))
 
 
-def is_export_key(key: str) -> bool:
-    """Return whether a key is a list of sbatch that gives values to variables, ``ALL,NAME=VALUE``."""
-    return key.endswith("sbatch.export")
-
-
 def _looks_random(value: str) -> bool:
     """Return whether a value is one word in which small letters, capitals and digits are mixed."""
     return bool(
@@ -157,21 +144,27 @@ def _looks_random(value: str) -> bool:
 
 
 def secrets_in(
-    text: str, *, literals: bool = False, exported: bool = False, known: Known | None = None
+    text: str, key: str = "", *, literals: bool = False, known: Known | None = None
 ) -> list[Secret]:
-    """Return the secrets of a text, in their order.
+    """Return the secrets of a text, the value of a `key` or any other, in their order.
 
-    `exported` is for a list of sbatch or srun, ``ALL,NAME=VALUE``; one after ``--export=`` is recognized.
     `literals` is for a program's text, in which names are given quoted values, and all else may be anything.
     `known` is what `known_values` returns, for who asks of many texts.
     """
-    return list(_secrets_in(text, literals, exported, known_values() if known is None else known))
+    return list(
+        _secrets_in(text, literals, is_exported(text, key), known_values() if known is None else known)
+    )
+
+
+def is_exported(text: str, key: str = "") -> bool:
+    """Return whether a text holds, or is as the value of a key, a list that sbatch or srun would export."""
+    return "--export" in text or key.endswith("sbatch.export")
 
 
 # Most points of a sweep have the same values.
 @functools.lru_cache(maxsize=4096)
 def _secrets_in(text: str, literals: bool, exported: bool, known: Known) -> Sequence[Secret]:
-    listed = _exported(text) if exported or "--export" in text else ()
+    listed = _exported(text) if exported else ()
     return _apart([*listed, *_given(text, literals=literals), *_formed(text, known)])
 
 
@@ -227,7 +220,7 @@ def secret_items(items: Sequence[Any], known: Known | None = None) -> dict[int, 
     words = [_as_word(item) for item in items]
     text, end = " ".join(words), -1
     secrets: dict[int, Secret] = {}
-    exported = _exported(text) if "--export" in text else ()
+    exported = _exported(text) if is_exported(text) else ()
     places = _apart([*exported, *_options(text), *_formed(text, known)])
     for number, word in enumerate(words):
         begin, end = end + 1, end + 1 + len(word)
@@ -264,7 +257,7 @@ def _of_override(override: str) -> list[Secret]:
         return _apart(_formed(override)) if is_path else [Secret(start, len(override), "a secret", None)]
     assigned = _given(value, files=files, variables=node.endswith(_VARIABLES))
     inner = [Secret(start + item.start, start + item.end, item.what, item.variable) for item in assigned]
-    listed = _exported(override) if is_export_key(node) or "--export" in value else ()
+    listed = _exported(override) if is_exported(value, node) else ()
     if "[" in value:
         matches = list(_ITEM.finditer(value, value.index("[")))
         for number, item in secret_items([match[0].strip(" \t'\"") for match in matches]).items():
@@ -294,8 +287,6 @@ def _given(
         name = match["name"].upper() if variables else match["name"]
         if match.start() < end or not (files or is_secret_name(name)):
             continue
-        if literals and not _LITERAL.match(text, match.end()):
-            continue
         stated = _ASSIGNED_VALUE.match(text, match.end())
         assert stated is not None  # there may be nothing
         value = stated[0]
@@ -312,12 +303,11 @@ def _given(
 
 def _options(text: str, *, literals: bool = False) -> Iterator[Secret]:
     """Find the words that follow a secret's name: ``--token x``, ``setenv HF_TOKEN x``."""
-    for match in _SET.finditer(text):
-        name = match["name"] or match["option"] or match["variable"]
-        group = next(group for group in ("value", "word", "literal") if match[group] is not None)
-        secret = is_secret_name(name) and not _REFERENCE.fullmatch(match[group])
-        if secret and (not literals or _LITERAL.match(match[group])):
-            yield Secret(*match.span(group), f"a value for {name}", name)
+    for match in itertools.chain.from_iterable(pattern.finditer(text) for pattern in _SET):
+        name, value = match["name"], match["value"]
+        secret = is_secret_name(name) and not _REFERENCE.fullmatch(value)
+        if secret and (not literals or _LITERAL.match(value)):
+            yield Secret(*match.span("value"), f"a value for {name}", name)
 
 
 _LITERAL = re.compile(r"""[bfru]{0,2}['"][^'"]{4,}""")
@@ -336,8 +326,7 @@ def _exported(text: str) -> Iterator[Secret]:
 
 def _formed(text: str, known: Known | None = None) -> Iterator[Secret]:
     """Find what is a secret by its form, or as the value of a variable of this process."""
-    for start, end, what in formed(text):
-        yield Secret(start, end, what)
+    yield from formed(text)
     for name, pattern in known_values() if known is None else known:
         for match in pattern.finditer(text):
             yield Secret(*match.span(), f"the value of the variable {name}", name)

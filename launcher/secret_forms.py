@@ -1,10 +1,22 @@
-"""The forms that secrets have, whatever stands in front of them: tokens, keys, passwords in addresses."""
+"""The forms that secrets have, whatever their names: tokens, keys, passwords in addresses."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A secret within a text: where it is, what it is, and the variable that it is the value of, if known."""
+
+    start: int
+    end: int
+    what: str
+    variable: str | None = None
+
 
 # Neither the mask nor a variable, which stand in the place of a secret.
 _NONE = r"(?!\*{3}|\$)"
@@ -118,22 +130,20 @@ _CUES = sorted({cue for _, cues, _ in _FORMS for cue in cues.split()})
 _FOLDED = (("\u0130", "i"), ("\u0131", "i"), ("\u017f", "s"), ("\u212a", "k"))
 
 
-def formed(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield where the secrets of a text begin and end, and what each is."""
-    folded = _folded_letters(text)
-    if not any(map(folded.__contains__, _CUES)):  # as of most texts
-        return
-    for what, cues, pattern in _FORMS:
-        if any(map(folded.__contains__, cues.split())):
+def formed(text: str) -> Iterator[Secret]:
+    """Yield the secrets of a text that are known by their forms."""
+    present = _cues_in(text)  # none in most texts
+    for what, cues, pattern in _FORMS if present else ():
+        if not present.isdisjoint(cues.split()):
             for match in _compiled(pattern).finditer(text):
-                yield *match.span("value"), what
+                yield Secret(*match.span("value"), what)
 
 
-def _folded_letters(text: str) -> str:
-    """Return a text in small letters, of the same length."""
+def _cues_in(text: str) -> set[str]:
     for letter, plain in _FOLDED:
         text = text.replace(letter, plain)
-    return text.lower()
+    text = text.lower()
+    return {cue for cue in _CUES if cue in text}
 
 
 @functools.cache

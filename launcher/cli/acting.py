@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -113,17 +112,16 @@ def name_of(target: LaunchStatus) -> str:
 
 def describe(target: LaunchStatus) -> str:
     """Describe a job's status: ``RUNNING on n[1-2] for 00:01:30, step 120/300``."""
-    status = target.status
     parts = [target.state.value]
-    if status.reason and not target.task:
+    if target.reason and not target.task:
         # Slurm's word is enough for why it waits, and the counts for the tasks of an array.
-        end = ";" if status.tasks else ":"
-        is_short = target.state is State.PENDING or (status.tasks and target.state.is_live)
-        parts.append(f"({status.reason.partition(end)[0] if is_short else status.reason})")
-    if status.nodes and target.runs:
-        parts.append(f"on {status.nodes}")
-    if status.elapsed and target.state is not State.PENDING:
-        parts.append(f"{'for' if target.state.is_live else 'after'} {status.elapsed}")
+        end = ";" if target.tasks else ":"
+        is_short = target.state is State.PENDING or (target.tasks and target.state.is_live)
+        parts.append(f"({target.reason.partition(end)[0] if is_short else target.reason})")
+    if target.nodes and target.runs:
+        parts.append(f"on {target.nodes}")
+    if target.elapsed and target.state is not State.PENDING:
+        parts.append(f"{'for' if target.state.is_live else 'after'} {target.elapsed}")
     step = tables.steps(*_steps(target))
     return " ".join(parts) + ("" if step == tables.UNKNOWN else f", step {step}")
 
@@ -131,7 +129,7 @@ def describe(target: LaunchStatus) -> str:
 def _steps(target: LaunchStatus) -> tuple[int | None, int | None]:
     if target.launch is None or target.state in (State.PENDING, State.NOT_SUBMITTED):
         return None, None
-    progress = Progress(newest_events(target.launch, restarted=target.status.has_restarted))
+    progress = Progress(newest_events(target.launch, restarted=target.has_restarted))
     return progress.step, progress.max_steps
 
 
@@ -141,7 +139,7 @@ def _complain(line: str, message: str | None = None) -> None:
 
 
 def _to_json(outcome: Outcome) -> dict[str, Any]:
-    target, status, end = outcome.target, outcome.target.status, outcome.end
+    target, end = outcome.target, outcome.end
     step, max_steps = _steps(target)
     return {
         "run": target.run,
@@ -153,9 +151,9 @@ def _to_json(outcome: Outcome) -> dict[str, Any]:
         "done": outcome.effect.value,
         "words": outcome.message,
         "state": target.state.value,
-        "reason": status.reason,
-        "node_list": status.nodes,
-        "elapsed": status.elapsed,
+        "reason": target.reason,
+        "node_list": target.nodes,
+        "elapsed": target.elapsed,
         "step": step,
         "max_steps": max_steps,
         "end": end and {"state": end.state.value, "reason": end.reason, "elapsed": end.elapsed},
@@ -249,8 +247,7 @@ def run_cancel(args: argparse.Namespace) -> int:
     outcomes = print_outcomes(args, each if args.interactive else cancel(targets, args.save), "cancelled")
     if args.wait:
         outcomes = _wait(outcomes, args.json)
-        ends = ((outcome.target, outcome.end) for outcome in outcomes if outcome.end and not args.json)
-        print_resumable(replace(target, status=end) for target, end in ends)
+        print_resumable(outcome.end for outcome in outcomes if outcome.end and not args.json)
     elif any(outcome.effect is Effect.SAVING for outcome in outcomes) and not args.json:
         saving = next(outcome.target for outcome in outcomes if outcome.effect is Effect.SAVING)
         run = escape(shlex.quote(display_path(saving.run_dir)))

@@ -232,11 +232,11 @@ def _merge(target: Tree, source: Tree) -> Tree:
 
 def runs(base: Path) -> Iterator[str]:
     """Yield the names of the runs below a directory, then of those in known trees, each once."""
-    from launcher.runs.index import Index
+    from launcher.runs.known_trees import remembered_trees
     from launcher.runs.paths import find_runs
 
     seen: set[str] = set()
-    for tree in (base, *Index().trees()):
+    for tree in (base, *remembered_trees()):
         with contextlib.suppress(OSError):
             seen.update(names := [run.name for run in find_runs(tree) if run.name not in seen])
             yield from names

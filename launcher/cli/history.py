@@ -20,7 +20,6 @@ from launcher.cli.runs import (
 )
 from launcher.errors import DONE, NOT_KNOWN, escape
 from launcher.jobs.launches import open_launch
-from launcher.jobs.status import LaunchStatus
 from launcher.monitor.evaluations import evaluation_table, read_evaluations
 from launcher.monitor.history import AttemptRow, Diagnosis, LaunchRow, history, starts_of
 from launcher.monitor.provenance_report import provenance, provenance_rows
@@ -107,8 +106,7 @@ def run_history(args: argparse.Namespace) -> int:
         print_json([row.to_json() for row in rows])
     elif rows:
         print_styled(_lines(rows))
-        newest = LaunchStatus(run_dir, rows[-1].launch, rows[-1].status)
-        print_resumable([newest], (State.INTERRUPTED, State.CANCELLED))
+        print_resumable([rows[-1].status], (State.INTERRUPTED, State.CANCELLED))
         evaluations = read_evaluations(run_dir, starts_of(rows))
         if evaluations:
             print()
@@ -143,11 +141,11 @@ def _lines(rows: Sequence[LaunchRow]) -> Iterator[Line]:
 
 
 def _cells(row: LaunchRow) -> list[str]:
-    manifest = row.launch.manifest if row.launch else None
-    status = row.status
+    status, launch = row.status, row.status.launch
+    manifest = launch.manifest if launch else None
     values = [
         row.number,
-        row.launch.job_in(status) if row.launch else None,
+        launch.job_in(status) if launch else None,
         status.state.value,
         moment(manifest.created if manifest else None),
         manifest.user if manifest else None,

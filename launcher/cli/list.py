@@ -10,8 +10,9 @@ from typing import Any
 from launcher.cli.options import Verbs, add_config_dir, add_option, add_verb
 from launcher.cli.runs import NEWEST, add_base_results_dir
 from launcher.errors import UserError, escape
-from launcher.jobs.locator import RunLocator
-from launcher.runs.index import Entry
+from launcher.jobs.launches import Launch
+from launcher.jobs.locator import RunLocator, originals
+from launcher.runs.known_trees import why_not_remembered
 from launcher.runs.paths import display_path
 from launcher.ui.tables import UNKNOWN, count, moment, print_listing, text
 from launcher.ui.terminal import print_json, print_message, print_stderr
@@ -186,14 +187,13 @@ _COLUMNS = ("RUN", "LAUNCHES", "LAST LAUNCHED", "USER", "JOB", "IN")
 
 def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int:
     """Print the runs, the newest first; return the exit code."""
-    known = RunLocator(base_results_dir)
-    entries = known.launches(None if everywhere else [base_results_dir])
-    launches: dict[Path, list[Entry]] = {}
-    for entry in known.originals(entries) if everywhere else entries:
-        launches.setdefault(entry.run_dir, []).append(entry)
+    known = RunLocator(base_results_dir).launches(None if everywhere else [base_results_dir.absolute()])
+    launches: dict[Path, list[Launch]] = {}
+    for launch in originals(known) if everywhere else known:
+        launches.setdefault(launch.paths.run_dir, []).append(launch)
     # Each run with its newest readable launch.
-    runs = [(entries[-1], len(entries)) for entries in launches.values()]
-    runs.sort(key=lambda run: run[0].created, reverse=True)
+    runs = [(found[-1], len(found)) for found in launches.values()]
+    runs.sort(key=lambda run: run[0].manifest.created, reverse=True)
     if as_json:
         print_json([_run_to_json(newest, number) for newest, number in runs])
     elif runs:
@@ -204,25 +204,27 @@ def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int
     if not runs:
         where = "in the known directories" if everywhere else f"in {base_results_dir}"
         print_stderr(f"no run was launched {where} yet")
-    if known.index.trouble:
-        print_message(escape(known.index.trouble))
+    if trouble := why_not_remembered():
+        print_message(escape(trouble))
     return 0
 
 
-def _run_cells(newest: Entry, launches: int) -> list[str]:
-    run_dir, created = newest.run_dir, moment(newest.created)
-    values = (run_dir.name, launches, created, newest.user, newest.job_id, display_path(run_dir.parent))
+def _run_cells(newest: Launch, launches: int) -> list[str]:
+    run_dir, manifest = newest.paths.run_dir, newest.manifest
+    created, tree = moment(manifest.created), display_path(run_dir.parent)
+    values = (run_dir.name, launches, created, manifest.user, manifest.job_id, tree)
     return [escape(text(value)) for value in values]
 
 
-def _run_to_json(newest: Entry, launches: int) -> Row:
+def _run_to_json(newest: Launch, launches: int) -> Row:
+    run_dir, manifest = newest.paths.run_dir, newest.manifest
     return {
-        "run": newest.run_dir.name,
-        "run_dir": str(newest.run_dir),
-        "tree": str(newest.run_dir.parent),
+        "run": run_dir.name,
+        "run_dir": str(run_dir),
+        "tree": str(run_dir.parent),
         "launches": launches,
-        "last_launched": newest.created,
-        "user": newest.user,
-        "job_id": newest.job_id,
-        "scheduler": newest.scheduler,
+        "last_launched": manifest.created,
+        "user": manifest.user,
+        "job_id": manifest.job_id,
+        "scheduler": manifest.scheduler,
     }

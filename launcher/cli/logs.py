@@ -263,7 +263,7 @@ def _rank_log(launch: Launch, rank: int) -> LogSelection:
 def _print(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     path = selection.logs[-1]
     if not path.is_file():
-        status = of_part(poll([launch])[0].status, selection.task, selection.link)
+        status = of_part(poll([launch])[0], selection.task, selection.link)
         job = f"job {_job(launch, selection, status)} is {_words(status)}"
         print_stderr(f"no log yet, {job}: {display_path(path)}")
         return WENT_WRONG

@@ -13,8 +13,9 @@ from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import NEWEST, RUNS_HELP, add_base_results_dir, find_all, print_resumable
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, escape
 from launcher.jobs.lookup import RunRef, runs_in
-from launcher.monitor.run_status import StatusRow, as_table, collect_status, gone
-from launcher.monitor.watching import StatusPoller, watch
+from launcher.monitor.polling import StatusPoller
+from launcher.monitor.run_status import StatusRow, as_table, collect_status, missing_run
+from launcher.monitor.watching import watch
 from launcher.runs.paths import display_path
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         print_json([row.to_json() for row in rows])
     elif rows:
         shown = rows if args.all or args.runs else _newest(rows)
-        print_table(*as_table(shown), [row.status.state for row in shown])
+        print_table(*as_table(shown), [row.state for row in shown])
         print_resumable(shown)
         if len(shown) < len(rows):
             print_message(f"{len(rows) - len(shown)} older runs: slipway status --all")
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         for directory, count in sweeps_in(args.base_results_dir):
             where = escape(shlex.quote(display_path(directory)))
             print_message(f"a sweep of {count} points: slipway sweep --results {where}")
-    states = [row.status.state for row in rows]
+    states = [row.state for row in rows]
     if args.exit_code:
         return worst_exit_code(states)
     return NOT_KNOWN if State.UNKNOWN in states else DONE
@@ -116,15 +117,11 @@ def _newest(rows: Sequence[StatusRow]) -> list[StatusRow]:
 def _look(requested: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
     """Look at what was asked for; by default at all runs that there are by now."""
     if not requested:
-        return collect_status(runs_in(base))
-    refs: dict[Path, list[int | None]] = {}
-    for item in requested:
-        refs.setdefault(item.run_dir, []).append(item.launch)
-    # A run that is named as a whole is all of its launches.
-    only = {run_dir: [n for n in ns if n is not None] for run_dir, ns in refs.items() if None not in ns}
-    seen = collect_status(list(refs), only)
+        return collect_status(list(map(RunRef, runs_in(base))))
+    seen = collect_status(requested)
     existing = {item.run_dir for item in seen}
-    return [*seen, *(gone(run_dir) for run_dir in refs if run_dir not in existing)]
+    run_dirs = dict.fromkeys(ref.run_dir for ref in requested)
+    return [*seen, *(missing_run(run_dir) for run_dir in run_dirs if run_dir not in existing)]
 
 
 def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:

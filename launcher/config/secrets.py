@@ -20,7 +20,7 @@ from launcher.secrecy import (
     MASK,
     Known,
     hidden,
-    is_export_key,
+    is_exported,
     is_file_key,
     is_secret_key,
     is_secret_name,
@@ -100,12 +100,11 @@ def _check(key: str, value: str | int, known: Known) -> None:
         raise _refusal(key, None, _variable_of(key))
     # A name may be a secret as well: a mapping's keys are the user's.
     secrets = secrets_in(name, known=known)
-    listed = is_export_key(key)
     if isinstance(value, str):
-        secrets += secrets_in(value, exported=listed, known=known)
-        listed |= "--export" in value
+        secrets += secrets_in(value, key, known=known)
     if secrets:
         variable = secrets[0].variable or _variable_of(key)
+        listed = is_exported(str(value), key)
         further = f"what is no secret: env_vars.{variable}=..." if listed else None
         raise _refusal(key, f"it has {secrets[0].what}", variable, further)
 

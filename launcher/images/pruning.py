@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -19,9 +18,10 @@ from launcher.images.importing import PARTIAL_PREFIX, REPLACED_PREFIX
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.scratch import is_locked, locked
 from launcher.images.store import Stored, sidecar_path, stored
-from launcher.jobs.launches import adopt, read_launch
-from launcher.jobs.locator import RunLocator
+from launcher.jobs.launches import adopt
+from launcher.jobs.locator import RunLocator, originals
 from launcher.jobs.status import poll
+from launcher.runs.known_trees import why_not_remembered
 from launcher.slurm.commands import Unreachable, ask, error_text, run
 from launcher.slurm.environment import clean_environment
 from launcher.slurm.states import State
@@ -45,17 +45,13 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Im
     All known launches count: this user's and, in directories that were seen, others'. A job counts as live
     unless it is known to have ended. Raise UserError if the known runs cannot be listed.
     """
-    known = RunLocator(base_results_dir)
-    entries = known.originals(known.launches())
-    if known.index.trouble:
-        raise UserError(f"the known runs cannot be listed: {known.index.trouble}")
+    if trouble := why_not_remembered():
+        raise UserError(f"the known runs cannot be listed: {trouble}")
     directory, launches = directory.resolve(), []
-    for entry in entries:
-        with suppress(UserError):  # removed, or broken, since it was listed
-            launch = read_launch(entry.run_dir, entry.number)
-            image = Path(launch.manifest.image or "")
-            if image.is_absolute() and image.resolve().parent == directory:
-                launches.append(launch)
+    for launch in originals(RunLocator(base_results_dir).launches()):
+        image = Path(launch.manifest.image or "")
+        if image.is_absolute() and image.resolve().parent == directory:
+            launches.append(launch)
     jobs = [launch for launch in adopt(launches) if not launch.is_without_job]
     uses: dict[Path, list[ImageUse]] = defaultdict(list)
     for launch, status in zip(jobs, poll(jobs), strict=True):

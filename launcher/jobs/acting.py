@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG, UserError, worst_code
 from launcher.jobs.launches import by_scheduler
-from launcher.jobs.status import LaunchStatus, poll, state_of_task
+from launcher.jobs.status import LaunchStatus, of_task, poll
 from launcher.runs.receipts import acts
-from launcher.schedulers.base import JobStatus, NoAnswer, NotHeld
+from launcher.schedulers.base import NoAnswer, NotHeld
 from launcher.slurm.commands import Unreachable
 from launcher.slurm.states import Action, State
 from slipway.common.node.marks import GIVEN_UP, claim
@@ -48,7 +48,7 @@ class Outcome:
     target: LaunchStatus
     effect: Effect
     message: str | None = None
-    end: JobStatus | None = None
+    end: LaunchStatus | None = None
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
@@ -76,13 +76,10 @@ def wait_for_ends(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
             answered = time.monotonic()
         waiting = []
         for outcome, answer in zip(left, statuses, strict=True):
-            state = state_of_task(answer.status, outcome.target.task)
-            if state.is_final:
-                yield replace(outcome, end=replace(answer.status, state=state))
+            if (end := of_task(answer, outcome.target.task)).state.is_final:
+                yield replace(outcome, end=end)
             elif time.monotonic() - answered > _PATIENCE_SECONDS:
-                yield replace(
-                    outcome, effect=Effect.UNKNOWN, message=answer.unanswered or answer.status.reason
-                )
+                yield replace(outcome, effect=Effect.UNKNOWN, message=answer.unanswered or answer.reason)
             else:
                 waiting.append(outcome)
         left = waiting
@@ -101,8 +98,7 @@ def failures(refused: Sequence[tuple[LaunchStatus, UserError]]) -> list[Outcome]
     answered = [target for target, error in refused if not is_unanswered(error)]
     statuses = poll([target.launch for target in answered if target.launch])
     now = {
-        id(target): replace(status, task=target.task)
-        for target, status in zip(answered, statuses, strict=True)
+        id(target): of_task(status, target.task) for target, status in zip(answered, statuses, strict=True)
     }
     outcomes = []
     for target, error in refused:
@@ -110,16 +106,16 @@ def failures(refused: Sequence[tuple[LaunchStatus, UserError]]) -> list[Outcome]
         if current is None:
             outcomes.append(Outcome(target, Effect.UNKNOWN, error.message))
         elif not current.may_live or current.state is State.COMPLETING:
-            outcomes.append(over(current))
+            outcomes.append(outcome_of_ended(current))
         else:
             outcomes.append(Outcome(current, Effect.REFUSED, str(error)))
     return outcomes
 
 
-def over(target: LaunchStatus) -> Outcome:
+def outcome_of_ended(target: LaunchStatus) -> Outcome:
     """Return the outcome of a target that has ended, or is ending."""
     if target.state is State.UNKNOWN:
-        return Outcome(target, Effect.UNKNOWN, target.status.reason)
+        return Outcome(target, Effect.UNKNOWN, target.reason)
     return Outcome(target, Effect.AS_ASKED, "it is ending" if target.state.is_live else "it is over")
 
 
@@ -127,7 +123,7 @@ def give_up(target: LaunchStatus) -> Outcome:
     """Keep any job of a launch whose answer was lost from doing anything."""
     launch, unanswered = target.launch, target.unanswered
     if launch is None:
-        return Outcome(target, Effect.UNKNOWN, target.status.reason)
+        return Outcome(target, Effect.UNKNOWN, target.reason)
     if claim(launch.paths.directory, GIVEN_UP) != GIVEN_UP:
         return Outcome(target, Effect.UNKNOWN, "it became a job just now: try again")
     if unanswered is not None:
@@ -178,11 +174,11 @@ def _without_waiting_job(target: LaunchStatus, effect: Effect, others_wait: bool
         # Slurm's words are JobHeldUser, JobHeldAdmin, REQUEUE_HOLD and "... requeued held".
         word = (status.reason or "").partition(":")[0].lower()
         is_held = status.state is State.PENDING and ("hold" in word or "held" in word)
-        if effect is Effect.HELD and is_held and not target.status.tasks:
+        if effect is Effect.HELD and is_held and not target.tasks:
             return Outcome(target, Effect.AS_ASKED, "it is held already")
         return None
     if target.may_live and not target.state.is_live:
-        return Outcome(target, Effect.UNKNOWN, target.status.reason)
+        return Outcome(target, Effect.UNKNOWN, target.reason)
     return Outcome(target, Effect.LEFT if others_wait else Effect.NOT_VALID, _why_not(target, effect))
 
 

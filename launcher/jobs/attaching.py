@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError, did_you_mean
 from launcher.jobs.launches import Launch
 from launcher.jobs.lookup import RunRef
-from launcher.jobs.status import LaunchStatus, named_statuses
+from launcher.jobs.status import LaunchStatus, named_statuses, of_task
 from launcher.runs.trust import why_untrusted
 from launcher.schedulers.base import NoAnswer
 from launcher.slurm.commands import ask, error_text
@@ -92,7 +92,7 @@ def _running(ref: RunRef) -> tuple[LaunchStatus, Launch]:
 
 
 def _not_running(target: LaunchStatus) -> UserError:
-    reason = target.status.reason
+    reason = target.reason
     state = f"{target.state.value}{f' ({reason})' if reason else ''}"
     what = f"job {target.job_id} of {target.run}" if target.job_id else target.run
     hints = {
@@ -137,7 +137,7 @@ def _node_option(launch: Launch, point: AttachPoint, job_id: str | None) -> str:
 
 def _running_task(target: LaunchStatus) -> LaunchStatus:
     """Return the running task of an array, of which there is usually one."""
-    running = [task for task, state in target.status.tasks.items() if state is State.RUNNING]
+    running = [task for task, state in target.tasks.items() if state is State.RUNNING]
     if target.task is not None or not running:
         return target
     if len(running) > 1:
@@ -145,7 +145,7 @@ def _running_task(target: LaunchStatus) -> LaunchStatus:
             f"job {target.job_id} of {target.run} is an array, and several of its tasks run",
             hint=f"choose one: {', '.join(f'slipway attach {target.job_id}_{task}' for task in running[:3])}",
         )
-    return replace(target, task=running[0])
+    return of_task(target, running[0])
 
 
 def _raw_id(target: LaunchStatus, launch: Launch) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.jobs.acting import Effect, Outcome, failures, give_up, is_unanswered, over
+from launcher.jobs.acting import Effect, Outcome, failures, give_up, is_unanswered, outcome_of_ended
 from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.runs.paths import display_path
@@ -61,7 +61,7 @@ class _Ending:
     @property
     def tasks_that_wait(self) -> list[str]:
         """Return an array's waiting tasks, of which none may start after the running one has saved."""
-        tasks = {} if self.target.task or not self.saves else self.target.status.tasks
+        tasks = {} if self.target.task or not self.saves else self.target.tasks
         waiting = [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
         return waiting if State.RUNNING in tasks.values() else []
 
@@ -94,7 +94,7 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
                 ending.error = ending.error or error
     outcomes = _outcomes(endings)
     return [
-        outcomes.get(id(target)) or outcome or over(target)
+        outcomes.get(id(target)) or outcome or outcome_of_ended(target)
         for target, outcome in zip(targets, decided, strict=True)
     ]
 
@@ -139,26 +139,26 @@ def _waits_for_chain(target: LaunchStatus) -> bool:
 def _without_live_job(target: LaunchStatus) -> Outcome | None:
     """Return the outcome of a target without a job to end; ``None`` if it has one."""
     if not target.may_live:
-        return over(target)
+        return outcome_of_ended(target)
     if target.job_id is None:
         return give_up(target)
     if target.state is State.UNKNOWN:
-        return Outcome(target, Effect.UNKNOWN, target.status.reason)
-    return over(target) if target.state is State.COMPLETING else None
+        return Outcome(target, Effect.UNKNOWN, target.reason)
+    return outcome_of_ended(target) if target.state is State.COMPLETING else None
 
 
 def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
     saving = [ending for ending in endings if ending.saves_first]
     others = [ending for ending in endings if not ending.saves_first]
     _end_chains(scheduler, others)
-    _cancel(scheduler, others, _that_wait)
+    _cancel(scheduler, others, _waiting_jobs)
     running = [ending for ending in others if ending.target.runs and not (ending.saves or ending.is_over)]
     _cancel(scheduler, running, lambda ending: [[ending.job_id]])
     _run(scheduler, Action.SAVE, [(ending, ending.job_id) for ending in endings if ending.saves])
     # The next link sees the mark: it begins long after this one was asked to save.
     saving = [ending for ending in saving if ending.error is None]
     _end_chains(scheduler, saving)
-    _cancel(scheduler, saving, _that_wait)
+    _cancel(scheduler, saving, _waiting_jobs)
 
 
 def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
@@ -201,7 +201,7 @@ def _claim(launch: Launch, known: ChainJobs, lost: Mapping[int, str]) -> None:
             claim(launch.paths.directory, job_id, link)
 
 
-def _that_wait(ending: _Ending) -> Iterator[list[str]]:
+def _waiting_jobs(ending: _Ending) -> Iterator[list[str]]:
     """Yield the waiting jobs in groups to cancel at once: of a chain the last link first."""
     yield from ([job_id] for job_id in reversed(ending.further))
     if ending.tasks_that_wait:

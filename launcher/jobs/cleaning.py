@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from launcher.errors import UserError, escape
-from launcher.jobs.launches import read_launch
 from launcher.jobs.locator import RunLocator
+from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import current_statuses, poll
-from launcher.runs.index import Index
 from launcher.runs.paths import CHECKPOINTS, display_path
 from launcher.runs.trained import TRAINING, marked_checkpoints, newest_training
 from launcher.runs.trust import is_own
@@ -40,7 +39,7 @@ def require_idle(run_dir: Path) -> None:
     name = escape(display_path(run_dir))
     if run_dir.is_symlink() or not is_own(run_dir):
         raise UserError(f"{name}: a link, or a run of somebody else's")
-    live = next((item for item in current_statuses([run_dir]) if item.may_live), None)
+    live = next((item for item in current_statuses([RunRef(run_dir)]) if item.may_live), None)
     if live is not None:
         hint = f"end it first: slipway cancel {name} --wait"
         raise UserError(f"{name}: job {live.job_id} is {live.state.value}", hint=hint)
@@ -92,14 +91,12 @@ def users_of(run_dir: Path) -> Iterator[tuple[str, Sequence[str]]]:
     """
     tree, name = re.escape(run_dir.parent.name), re.escape(run_dir.name)
     path = re.compile(rf"\b{tree}/{name}(?![\w.-])|(^|[/='\"\[,]){name}/{CHECKPOINTS}\b")
-    for entry in RunLocator(run_dir.parent).launches():
-        if entry.run_dir == run_dir:
+    for launch in RunLocator(run_dir.parent).launches():
+        manifest = launch.manifest
+        if launch.paths.run_dir == run_dir or not any(map(path.search, manifest.overrides)):
             continue
-        launch = read_launch(entry.run_dir, entry.number)
-        if any(map(path.search, launch.manifest.overrides)) and (
-            launch.manifest.stage == TRAINING or poll([launch])[0].may_live
-        ):
-            yield f"launch {entry.number} of {entry.run}", launch.manifest.overrides
+        if manifest.stage == TRAINING or poll([launch])[0].may_live:
+            yield f"launch {launch.paths.number} of {manifest.run}", manifest.overrides
 
 
 def size_of(path: Path) -> int:
@@ -116,7 +113,6 @@ def remove(path: Path) -> None:
     grave = Path(tempfile.mkdtemp(prefix=_REMOVING, dir=path.parent))
     path.rename(grave / path.name)
     sync_path(path.parent)
-    Index().forget([path])
     for left in filter(is_own, path.parent.glob(f"{_REMOVING}*")):
         shutil.rmtree(left)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +13,10 @@ from typing import TypeVar
 from launcher import schedulers
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, find_manifest
-from launcher.runs.paths import LAUNCHES, LaunchPaths, launch_numbers
+from launcher.runs.paths import LAUNCHES, MANIFEST, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
 from launcher.schedulers.base import JobRef, JobStatus, Scheduler, Submission
+from slipway.common.files import RECORD_LIMIT, read_bytes
 from slipway.common.node.marks import JobAttempt, job_of, later_jobs, read_attempts
 
 T = TypeVar("T")
@@ -149,14 +151,32 @@ def open_launches(run_dir: Path) -> list[Launch]:
     return adopt([read_launch(run_dir, number) for number in launch_numbers(run_dir)])
 
 
+def readable_launches(run_dir: Path, job_id: str | None = None) -> list[Launch]:
+    """Return the launches of a run that can be read, oldest first, with the jobs of their marks.
+
+    With `job_id` those are left out that certainly became another job. No scheduler is asked.
+    """
+    launches: list[Launch] = []
+    with contextlib.suppress(OSError):
+        for number in launch_numbers(run_dir):
+            with contextlib.suppress(UserError):
+                if job_id is None or _may_be_job(run_dir / LAUNCHES / str(number) / MANIFEST, job_id):
+                    launches.append(_marked(read_launch(run_dir, number)))
+    return launches
+
+
+def _may_be_job(manifest: Path, job_id: str) -> bool:
+    """Return False if a manifest, which is slow to parse, has one job, of another id."""
+    with contextlib.suppress(OSError):
+        content = read_bytes(manifest, RECORD_LIMIT)
+        has_one = all(text in content for text in (b'"links": 1,', b'"every": null,'))
+        return not has_one or b'"job_id": null,' in content or b'"%s' % job_id.encode() in content
+    return True
+
+
 def adopt(launches: Sequence[Launch]) -> list[Launch]:
     """Find the jobs that manifests do not know: by their marks, else with one question per scheduler."""
-    marked = [
-        _as_job(launch, job_id)
-        if launch.manifest.job_id is None and (job_id := job_of(launch.paths.directory))
-        else launch
-        for launch in launches
-    ]
+    marked = list(map(_marked, launches))
     unknown = [launch for launch in marked if launch.may_be_unknown_job]
     adopted: dict[Path, Launch] = {}
     for group in by_scheduler(unknown, lambda launch: launch):
@@ -193,6 +213,12 @@ def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
         for launch in group
         if (jobs := jobs_of.get(launch.submission.tag, {}).get(1))
     }
+
+
+def _marked(launch: Launch) -> Launch:
+    """Return a launch with the job of its mark, if its manifest knows none."""
+    job_id = job_of(launch.paths.directory) if launch.manifest.job_id is None else None
+    return _as_job(launch, job_id) if job_id else launch
 
 
 def _as_job(launch: Launch, job_id: str) -> Launch:

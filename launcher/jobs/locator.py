@@ -7,33 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import stat
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from launcher.errors import UserError, escape
-from launcher.runs.index import Entry, Index, entry_of
-from launcher.runs.manifest import find_manifest
-from launcher.runs.paths import LAUNCHES, launch_dir_of, launch_numbers, submitted_tag
+from launcher.jobs.launches import Launch, readable_launches
+from launcher.runs.known_trees import forget_trees, remember_trees, remembered_trees
+from launcher.runs.paths import LAUNCHES, launch_dir_of, submitted_tag
 from launcher.schedulers.base import Scheduler
 from launcher.slurm.commands import Retry, SchedulerSilent
-from slipway.common.node.marks import job_of
 
 T = TypeVar("T")
 
 RESULTS_VARIABLE = "SLIPWAY_RESULTS_DIR"
-_MAX_CLUSTERS = 4  # to ask for a job: a user has few, but throw-away clusters leave many
-# The time limits of the cluster of this shell, and of those that are remembered.
-_OWN_SECONDS, _SECONDS = 10.0, 5.0
-# A remembered cluster that was silent is not asked again for this long.
-_REST_SECONDS = 600.0
+_SECONDS = 10.0  # for Slurm to answer
 
 _DEPTH = 4  # levels of directories below a tree in which a run may lie
 # A directory with more entries holds data, and no runs.
@@ -51,71 +42,40 @@ class RunLocator:
     def __init__(self, base: Path) -> None:
         paths = os.environ.get(RESULTS_VARIABLE, "").split(":")
         self.always = _unique([base, *(Path(path).expanduser() for path in paths if path)])
-        self.index = Index()
         self.remarks: list[str] = []
-        self._read = cache(entries_of)
-        self._all: list[Entry] | None = None
+        # Walks and readings are slow on a file server.
+        self._walk = cache(lambda trees: list(runs_below(trees)))
+        self._read = cache(readable_launches)
 
     @cached_property
     def trees(self) -> list[Path]:
         """Return all trees, those of this call first; forget those that are gone."""
-        remembered = self.index.trees()
+        remembered = remembered_trees()
         gone = [tree for tree in remembered if _is_gone(tree)]
-        self.index.forget(trees=gone)
+        forget_trees(gone)
         return _unique([*self.always, *(tree for tree in remembered if tree not in gone)])
 
-    def launches(self, trees: Iterable[Path] | None = None) -> list[Entry]:
-        """Return all launches in some trees (default: all trees); remember them, and forget what is gone."""
-        if trees is None and self._all is not None:
-            return self._all  # the walk is slow on a file server
-        entries = [
-            entry
-            for run_dir in runs_below(self.trees if trees is None else trees)
-            for entry in self._read(run_dir)
-        ]
-        self.index.remember(entries)
-        if trees is None:
-            self._all = entries
-            unseen = {entry.run_dir for entry in self.index.entries()} - {entry.run_dir for entry in entries}
-            self.index.forget(run_dirs=[run_dir for run_dir in unseen if _is_gone(run_dir)])
-        return entries
+    def launches(self, trees: Iterable[Path] | None = None, job_id: str | None = None) -> list[Launch]:
+        """Return all launches in some trees (default: all trees), or those that may be of a job.
 
-    def still_there(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Return the entries of the index that are still valid; drop the others from it."""
-        valid: list[Entry] = []
-        gone: list[Entry] = []
-        for entry in entries:
-            (valid if entry.is_there else gone).append(entry)
-        run_dirs = {entry.run_dir for entry in gone}
-        self.index.forget(run_dirs, {run.parent for run in run_dirs if _is_gone(run.parent)})
-        return valid
-
-    def originals(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return entries without copies: a tag in several places is one launch.
-
-        It is where its manifest is the user's own, and else where it was seen first.
+        Remember the directories of their runs.
         """
+        run_dirs = self._walk(tuple(self.trees if trees is None else trees))
+        launches = [launch for run_dir in run_dirs for launch in self._read(run_dir, job_id)]
+        remember_trees({launch.paths.run_dir.parent for launch in launches})
+        return launches
 
-        def rank(entry: Entry) -> tuple[bool, bool]:
-            first = self.index.with_tag(entry.tag)
-            return entry.is_own, first is not None and first.run_dir == entry.run_dir
-
-        best: dict[str, Entry] = {}
-        for entry in sorted(entries, key=rank, reverse=True):
-            best.setdefault(entry.tag, entry)
-        return [entry for entry in entries if best[entry.tag] is entry]
-
-    def located(self, job_id: str) -> list[Entry]:
+    def located(self, job_id: str) -> list[Launch]:
         """Return the launch that a scheduler says a job is of; raise UserError if the launch was removed."""
         removed: Path | None = None
-        for script in self._ask_all(lambda scheduler: scheduler.locate(job_id)):
-            entry = _launch_of(script) if script is not None else None
-            if entry is not None:
-                self.index.remember([entry])
-                return [entry]
-            if script is not None and _run_of(script):
+        for script in self._ask(lambda scheduler: scheduler.locate(job_id)):
+            if script is None:
+                continue
+            if launch := self._launch_of(script):
+                return [launch]
+            if _run_of(script):
                 removed = script
-            elif script is not None:
+            else:
                 self.remarks.append(f"there is a job {job_id} of {escape(str(script))}, which is in no run")
         if removed is not None:
             message = f"job {job_id} is of a launch that was removed: {escape(str(removed))}"
@@ -124,89 +84,58 @@ class RunLocator:
 
     def trees_of_jobs(self) -> list[Path]:
         """Return the trees of this user's jobs in the schedulers, without those that are known already."""
-        scripts = [script for some in self._ask_all(lambda scheduler: scheduler.scripts()) for script in some]
+        scripts = [script for some in self._ask(lambda scheduler: scheduler.scripts()) for script in some]
         trees = [run_dir.parent for script in scripts if (run_dir := _run_of(script)) is not None]
         return [tree for tree in _unique(trees) if tree not in self.trees]
 
-    def _ask_all(self, question: Callable[[Scheduler], T]) -> Iterator[T]:
-        """Ask all schedulers at once, except silent ones; yield the answers in their order."""
-        clusters = list(self._clusters)
-        answers: list[T | UserError] = [
-            SchedulerSilent(f"Slurm does not answer: nothing within {cluster.seconds:.0f} s")
-            for cluster in clusters
-        ]
-
-        def ask(number: int) -> None:
-            try:
-                answers[number] = question(clusters[number].scheduler)
-            except UserError as error:
-                answers[number] = error
-            except OSError as error:  # a file that may not be read is no silence
-                answers[number] = UserError(str(error))
-
-        # Daemons: a command that cannot be killed keeps nobody waiting.
-        threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(len(clusters))]
-        start = time.monotonic()
-        for thread in threads:
-            thread.start()
-        for number, (cluster, thread) in enumerate(zip(clusters, threads, strict=True)):
-            thread.join(max(0.0, start + cluster.seconds - time.monotonic()))
-            answer = answers[number]
-            if isinstance(answer, UserError):
-                self._note_failure(cluster, answer)
-                continue
-            if cluster.slurm_conf and cluster.slurm_conf in self._silent_clusters:
-                self.index.note_silence(cluster.slurm_conf, None)
-            yield answer
+    def _launch_of(self, script: Path) -> Launch | None:
+        run_dir, number = _run_of(script), launch_dir_of(script).name
+        # A run may have been removed, and launched again, while the job of the earlier launch waits.
+        tag = submitted_tag(script)
+        launches = self._read(run_dir) if run_dir is not None else []
+        same = (launch for launch in launches if str(launch.paths.number) == number)
+        return next((launch for launch in same if tag in (None, launch.manifest.tag)), None)
 
     @cached_property
-    def _clusters(self) -> list[_Cluster]:
+    def _schedulers(self) -> list[Scheduler]:
         # Imported late: a list of runs asks no scheduler.
         from launcher.schedulers.local import LocalScheduler
         from launcher.schedulers.slurm import SlurmScheduler
 
-        def slurm(conf: str | None, seconds: float) -> _Cluster:
-            retry = Retry(last_start=0, answer_timeout=seconds)
-            return _Cluster(conf, SlurmScheduler(conf, retry), seconds)
+        retry = Retry(last_start=0, answer_timeout=_SECONDS)
+        return [LocalScheduler(), SlurmScheduler(os.environ.get("SLURM_CONF"), retry)]
 
-        own = os.environ.get("SLURM_CONF")
-        remembered = [entry for entry in reversed(self.index.entries()) if entry.scheduler == "slurm"]
-        present = [entry for entry in remembered if os.access(entry.slurm_conf or "/", os.F_OK)]
-        confs = dict.fromkeys(entry.usable_slurm_conf for entry in present)
-        others = [conf for conf in confs if conf is not None and conf != own][: _MAX_CLUSTERS - 1]
-        clusters = [_Cluster("", LocalScheduler(), _SECONDS), slurm(own, _OWN_SECONDS)]
-        for conf in others:
-            since = self._silent_clusters.get(conf)
-            if since is None:
-                clusters.append(slurm(conf, _SECONDS))
+    def _ask(self, question: Callable[[Scheduler], T]) -> Iterator[T]:
+        """Yield the answers of the schedulers of this machine and this shell; a silent one is asked once."""
+        for scheduler in list(self._schedulers):
+            try:
+                answer = question(scheduler)
+            except SchedulerSilent as error:
+                self._schedulers.remove(scheduler)
+                self.remarks.append(error.message.splitlines()[0])
+            except (UserError, OSError):  # a machine without Slurm is worth no remark
                 continue
-            at = time.strftime("%H:%M", time.localtime(since))
-            remark = f"SLURM_CONF={escape(conf)} did not answer at {at}, and was not asked again"
-            self.remarks.append(f"{remark}; to ask it: export SLURM_CONF={escape(shlex.quote(conf))}")
-        return clusters
-
-    @cached_property
-    def _silent_clusters(self) -> dict[str, float]:
-        return self.index.silent_since(time.time() - _REST_SECONDS)
-
-    def _note_failure(self, cluster: _Cluster, error: UserError) -> None:
-        # A machine without Slurm is worth no remark.
-        if not isinstance(error, SchedulerSilent):
-            return
-        self._clusters.remove(cluster)  # which is not asked again
-        if cluster.slurm_conf:
-            self.index.note_silence(cluster.slurm_conf, time.time())
-        where = f"SLURM_CONF={escape(cluster.slurm_conf)}: " if cluster.slurm_conf else ""
-        self.remarks.append(where + error.message.splitlines()[0])
+            else:
+                yield answer
 
 
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    """A scheduler to ask for a job within some seconds; without Slurm its `slurm_conf` is empty."""
+def originals(launches: Sequence[Launch]) -> list[Launch]:
+    """Return launches without copies: a tag in several places is one launch.
 
-    slurm_conf: str | None
-    scheduler: Scheduler
-    seconds: float
+    It is where its manifest is the user's own, then where the run has its own name, then the older one.
+    """
+
+    def rank(launch: Launch) -> tuple[bool, bool, float]:
+        with contextlib.suppress(OSError):
+            status = launch.paths.manifest.lstat()
+            is_renamed = launch.paths.run_dir.name != launch.manifest.run
+            return status.st_uid != os.geteuid(), is_renamed, status.st_ctime
+        return True, True, 0.0
+
+    best: dict[str, Launch] = {}
+    for launch in sorted(launches, key=rank):
+        best.setdefault(launch.manifest.tag, launch)
+    return [launch for launch in launches if best[launch.manifest.tag] is launch]
 
 
 def _run_of(script: Path) -> Path | None:
@@ -214,17 +143,6 @@ def _run_of(script: Path) -> Path | None:
     launch_dir = launch_dir_of(script.absolute())
     inside = launch_dir.parent.name == LAUNCHES and launch_dir.name.isdigit()
     return launch_dir.parents[1] if inside and is_run(launch_dir.parents[1]) else None
-
-
-def _launch_of(script: Path) -> Entry | None:
-    run_dir = _run_of(script)
-    entries = entries_of(run_dir) if run_dir is not None else []
-    # A run may have been removed, and launched again, while the job of the earlier launch waits.
-    tag = submitted_tag(script)
-    number = launch_dir_of(script).name
-    return next(
-        (entry for entry in entries if str(entry.number) == number and tag in (None, entry.tag)), None
-    )
 
 
 def _is_gone(tree: Path) -> bool:
@@ -272,25 +190,6 @@ def runs_below(trees: Iterable[Path]) -> Iterator[Path]:
             yield directory
         elif depth < _DEPTH:
             waiting.extend((path, depth + 1) for path in _directories(directory))
-
-
-def entries_of(run_dir: Path, newest: int | None = None) -> list[Entry]:
-    """Return the launches of a run, or its `newest`, by their manifests, oldest first; skip broken ones."""
-    try:
-        numbers = launch_numbers(run_dir)
-    except OSError:
-        return []
-    entries = []
-    for number in numbers if newest is None else numbers[-newest:]:
-        directory = run_dir / LAUNCHES / str(number)
-        try:
-            manifest = find_manifest(directory)
-        except UserError:
-            continue
-        claimed = job_of(directory) if manifest.job_id is None else None
-        job_id = manifest.id_in(claimed) if claimed else manifest.job_id
-        entries.append(entry_of(run_dir, number, manifest, job_id))
-    return entries
 
 
 def _directories(directory: Path) -> list[Path]:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.errors import UserError, escape, file_mode, nearest
-from launcher.jobs.locator import RunLocator, entries_of, is_run, runs_below
+from launcher.jobs.launches import Launch, readable_launches
+from launcher.jobs.locator import RunLocator, is_run, originals, runs_below
 from launcher.runs import provenance
-from launcher.runs.index import Entry
+from launcher.runs.known_trees import remember_trees, why_not_remembered
 from launcher.runs.paths import LAUNCHES, display_path, find_runs, launch_numbers
-from slipway.common.node.marks import later_jobs
+from launcher.runs.trust import is_own
 
 _JOB = re.compile(r"(\d+)(?:_(\d+))?", re.ASCII)
 _MAX_NAMED = 12  # in a message
@@ -47,16 +48,15 @@ def find_run(word: str, base_results_dir: Path) -> RunRef:
     ref = ref or _by_job(word, locator) or _by_name(word, locator)
     if ref is None:
         raise _not_found(word, locator)
-    locator.index.remember(entries_of(ref.run_dir, newest=1))
-    notes = (locator.index.trouble,) if locator.index.trouble else ()
-    return replace(ref, notes=(*ref.notes, *notes))
+    remember_trees([ref.run_dir.parent])
+    return replace(ref, notes=(*ref.notes, *filter(None, [why_not_remembered()])))
 
 
 def runs_in(base_results_dir: Path) -> list[Path]:
     """Return the directories of the runs below a directory, the last launched first."""
     run_dirs = find_runs(base_results_dir.absolute())
     if run_dirs:
-        RunLocator(base_results_dir).index.remember([], {run_dir.parent for run_dir in run_dirs})
+        remember_trees({run_dir.parent for run_dir in run_dirs})
     return run_dirs
 
 
@@ -93,105 +93,92 @@ def _by_job(word: str, locator: RunLocator) -> RunRef | None:
         return None
     job_id, task = match[1], match[2]
     # A point of a sweep is recorded by its whole id, a task of another array by the array's.
-    point = _recorded(word, locator) if task else []
-    entries = point or _launches_of(job_id, locator)
+    point = _with_job(word, locator.launches(job_id=word)) if task else []
+    launches = point or _launches_of(job_id, locator)
     if task and not point:
-        entries = [entry for entry in entries if not _is_point(entry, job_id)]
-    if not entries and task:
-        point = entries = _with_job(word, locator.launches())
-    task = None if point else task
-    if not entries:
+        launches = [launch for launch in launches if not _is_point(launch, job_id)]
+    if not launches:
         return None
     # Ids are reused, and every cluster has its own.
-    *older, newest = sorted(locator.originals(entries), key=lambda entry: entry.created)
+    *older, newest = sorted(originals(launches), key=lambda launch: launch.manifest.created)
+    run_dir = newest.paths.run_dir
     if _is_point(newest, job_id):  # the array of a sweep: its other points are no alternatives
-        array = newest.run_dir.parent
-        older = [entry for entry in older if not (_is_point(entry, job_id) and entry.run_dir.parent == array)]
-    others = ", ".join(f"{display_path(entry.run_dir)} ({entry.created})" for entry in reversed(older))
+        older = [
+            launch
+            for launch in older
+            if not (_is_point(launch, job_id) and launch.paths.run_dir.parent == run_dir.parent)
+        ]
+    others = ", ".join(
+        f"{display_path(launch.paths.run_dir)} ({launch.manifest.created})" for launch in reversed(older)
+    )
     note = f"several launches had a job {job_id}; the newest is taken, not that of {others}"
-    return RunRef(newest.run_dir, newest.number, task, (note,) if older else (), job_id)
+    notes = (note,) if older else ()
+    return RunRef(run_dir, newest.paths.number, None if point else task, notes, job_id)
 
 
-def _recorded(job_id: str, locator: RunLocator) -> list[Entry]:
-    """Return the launches that had a job of this id, without a question to a scheduler."""
-    known = locator.still_there(locator.index.with_job(job_id))
-    if any(entry.is_own for entry in known):
-        return known
-    return _with_job(job_id, locator.launches(locator.always)) or known
-
-
-def _launches_of(job_id: str, locator: RunLocator) -> Sequence[Entry]:
+def _launches_of(job_id: str, locator: RunLocator) -> Sequence[Launch]:
     """Return the launches that had a job of this id.
 
     A launch of somebody else may be a copy of the user's own: the scheduler knows where that is.
     """
-    recorded = _recorded(job_id, locator)
-    if any(entry.is_own for entry in recorded):
-        return recorded
-    with contextlib.suppress(UserError) if recorded else contextlib.nullcontext():
-        recorded = locator.located(job_id) or recorded
-    return (
-        recorded
-        or _with_job(job_id, locator.launches())
-        or _with_job(job_id, locator.launches(locator.trees_of_jobs()))
-    )
+    known = _with_job(job_id, locator.launches(job_id=job_id))
+    if any(is_own(launch.paths.manifest) for launch in known):
+        return known
+    with contextlib.suppress(UserError) if known else contextlib.nullcontext():
+        known = locator.located(job_id) or known
+    return known or _with_job(job_id, locator.launches(locator.trees_of_jobs(), job_id))
 
 
-def _with_job(job_id: str, entries: Iterable[Entry]) -> list[Entry]:
+def _with_job(job_id: str, launches: Iterable[Launch]) -> list[Launch]:
     """Return the launches that became this job, have it as a link, or are points of this array."""
-    return [
-        entry
-        for entry in entries
-        if entry.job_id == job_id
-        or _is_point(entry, job_id)
-        or job_id in later_jobs(entry.run_dir / LAUNCHES / str(entry.number), (entry.tag,)).values()
-    ]
+    return [launch for launch in launches if job_id in launch.links.values() or _is_point(launch, job_id)]
 
 
-def _is_point(entry: Entry, array: str) -> bool:
+def _is_point(launch: Launch, array: str) -> bool:
     """Return True if a launch is a point of a sweep with this array id."""
-    return entry.job_id is not None and entry.job_id.startswith(f"{array}_")
+    return (launch.manifest.job_id or "").startswith(f"{array}_")
 
 
 def _by_name(word: str, locator: RunLocator) -> RunRef | None:
     for tree in locator.always:
         run_dirs = _below(word, [tree]) or [run for run in runs_below([tree]) if run.name == word]
         if run_dirs:
-            return RunRef(_chosen(word, run_dirs, locator))
-    remembered = locator.still_there(entry for entry in locator.index.entries() if entry.run == word)
+            return RunRef(_chosen(word, run_dirs))
     run_dirs = (
-        _named(word, remembered, _below(word, locator.trees))
+        _below(word, locator.trees)
         or _named(word, locator.launches())
         or _named(word, locator.launches(locator.trees_of_jobs()))
     )
-    return RunRef(_chosen(word, run_dirs, locator)) if run_dirs else None
+    return RunRef(_chosen(word, run_dirs)) if run_dirs else None
 
 
 def _below(word: str, trees: Iterable[Path]) -> list[Path]:
     return [tree / word for tree in trees if is_run(tree / word)]
 
 
-def _named(word: str, entries: Sequence[Entry], run_dirs: Iterable[Path] = ()) -> list[Path]:
+def _named(word: str, launches: Sequence[Launch]) -> list[Path]:
     """Return runs whose directory has the name, or else that were launched under it."""
-    by_directory = {*run_dirs, *(entry.run_dir for entry in entries if entry.run_dir.name == word)}
-    return sorted(by_directory or {entry.run_dir for entry in entries if entry.run == word})
+    by_directory = {launch.paths.run_dir for launch in launches if launch.paths.run_dir.name == word}
+    by_manifest = {launch.paths.run_dir for launch in launches if launch.manifest.run == word}
+    return sorted(by_directory or by_manifest)
 
 
-def _chosen(word: str, run_dirs: Sequence[Path], locator: RunLocator) -> Path:
+def _chosen(word: str, run_dirs: Sequence[Path]) -> Path:
     """Choose one of several runs of a name: no copy, and rather the user's own."""
-    launches = {run_dir: entries for run_dir in run_dirs if (entries := entries_of(run_dir))}
+    launches = {run_dir: found for run_dir in run_dirs if (found := readable_launches(run_dir))}
     if len(run_dirs) == 1 or not launches:
         return run_dirs[0]
     # A copy begins with the same launch, however it continued.
-    originals = locator.originals([entries[0] for entries in launches.values()])
-    left = [launches[entry.run_dir][-1] for entry in originals]
-    left = [entry for entry in left if entry.is_own] or left
+    firsts = originals([found[0] for found in launches.values()])
+    left = [launches[first.paths.run_dir][-1] for first in firsts]
+    left = [launch for launch in left if is_own(launch.paths.manifest)] or left
     me = provenance.user()
-    left = [entry for entry in left if entry.user == me] or left
+    left = [launch for launch in left if launch.manifest.user == me] or left
     if len(left) == 1:
-        return left[0].run_dir
+        return left[0].paths.run_dir
     choices = "\n".join(
-        escape(f"{display_path(entry.run_dir)}  ({entry.user}, {entry.created})") for entry in left
+        escape(f"{display_path(launch.paths.run_dir)}  ({launch.manifest.user}, {launch.manifest.created})")
+        for launch in left
     )
     raise UserError(
         f"there are several runs {escape(repr(word))}; name the one you mean by its directory", hint=choices
@@ -199,8 +186,8 @@ def _chosen(word: str, run_dirs: Sequence[Path], locator: RunLocator) -> Path:
 
 
 def _not_found(word: str, locator: RunLocator) -> UserError:
-    entries = locator.launches()
-    names = sorted({entry.run for entry in entries} | {entry.run_dir.name for entry in entries})
+    launches = locator.launches()
+    names = sorted({name for launch in launches for name in (launch.manifest.run, launch.paths.run_dir.name)})
     if _JOB.fullmatch(word):
         what = f"there is no run {word!r}, and no launch of a job of that id is known"
     else:
@@ -213,7 +200,7 @@ def _not_found(word: str, locator: RunLocator) -> UserError:
         looked + more,
         *_holds_runs(word),
         *locator.remarks,
-        locator.index.trouble,
+        why_not_remembered(),
     ]
     return UserError(what, hint="\n".join(hint for hint in hints if hint))
 

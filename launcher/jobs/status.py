@@ -12,7 +12,7 @@ from launcher.errors import UserError
 from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch, require_launch, scheduler_of
 from launcher.jobs.lookup import RunRef
 from launcher.runs.paths import LAUNCHES, launch_numbers
-from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Scheduler
+from launcher.schedulers.base import JobRef, JobStatus, Scheduler
 from launcher.schedulers.chain_status import from_marks_alone, may_go_on
 from launcher.slurm.notations import compress_tasks
 from launcher.slurm.states import State, why_waiting
@@ -24,17 +24,16 @@ _REQUEUE_SECONDS = 14 * 86400.0
 _WAITS_FOR_JOB = why_waiting("PENDING", "Dependency")
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchStatus:
-    """A launch and the status of its job.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchStatus(JobStatus):
+    """The status of a launch's job, or of one `task` of its array.
 
-    Without a `launch` it could not be read, and the status says why; `unanswered` is why the scheduler could
+    Without a `launch` it could not be read, and the reason says why; `unanswered` is why the scheduler could
     not be asked.
     """
 
     run_dir: Path
-    launch: Launch | None
-    status: JobStatus
+    launch: Launch | None = None
     unanswered: str | None = None
     task: str | None = None
 
@@ -43,12 +42,13 @@ class LaunchStatus:
         return self.launch.manifest.run if self.launch else self.run_dir.name
 
     @property
-    def number(self) -> int | None:
-        return self.launch.paths.number if self.launch else None
+    def directory(self) -> Path:
+        """Return the directory of the launch, that of the run if no launch can be read."""
+        return self.launch.paths.directory if self.launch else self.run_dir
 
     @property
-    def chain(self) -> ChainJobs | None:
-        return self.status.chain
+    def number(self) -> int | None:
+        return self.launch.paths.number if self.launch else None
 
     @property
     def job_id(self) -> str | None:
@@ -67,11 +67,7 @@ class LaunchStatus:
     def waiting_status(self) -> JobStatus:
         """Return the status of the job that can be held."""
         chain = self.chain
-        return chain.jobs[chain.waiting[0]] if chain and chain.waiting else self.status
-
-    @property
-    def state(self) -> State:
-        return state_of_task(self.status, self.task)
+        return chain.jobs[chain.waiting[0]] if chain and chain.waiting else self
 
     @property
     def waits(self) -> bool:
@@ -88,7 +84,7 @@ class LaunchStatus:
     @property
     def _states(self) -> set[State]:
         """Return the states of the job and of its tasks."""
-        return {self.state} if self.task else {self.state, *self.status.tasks.values()}
+        return {self.state} if self.task else {self.state, *self.tasks.values()}
 
     @property
     def may_live(self) -> bool:
@@ -101,13 +97,13 @@ class LaunchStatus:
     def scheduler(self) -> Scheduler:
         """Return the scheduler that has the job; raise UserError if the launch could not be read."""
         if self.launch is None:
-            raise UserError(self.status.reason or f"{self.run_dir}: no launch of it can be read")
+            raise UserError(self.reason or f"{self.run_dir}: no launch of it can be read")
         return scheduler_of(self.launch)
 
 
-def state_of_task(status: JobStatus, task: str | None) -> State:
-    """Return the state of a job, or of one task of an array."""
-    return status.state if task is None else status.tasks.get(task, status.state)
+def of_task(status: LaunchStatus, task: str | None) -> LaunchStatus:
+    """Return the status of one task of an array; that of the whole job without a task."""
+    return status if task is None else replace(status, task=task, state=status.tasks.get(task, status.state))
 
 
 def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
@@ -119,8 +115,7 @@ def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
     for group in by_scheduler(launches, lambda launch: launch):
         statuses |= _ask_scheduler(group)
     return [
-        statuses.get(launch.paths.directory)
-        or LaunchStatus(launch.paths.run_dir, launch, _without_job(launch), launch.unanswered)
+        statuses.get(launch.paths.directory) or _status_of(launch, _without_job(launch), launch.unanswered)
         for launch in launches
     ]
 
@@ -143,8 +138,12 @@ def _ask_scheduler(launches: Sequence[Launch]) -> dict[Path, LaunchStatus]:
         waits_for = launch.manifest.waits_for
         if waits_for is not None and (status.reason == _WAITS_FOR_JOB or _waits_silently(launch, status)):
             status = replace(status, reason=f"Dependency: it waits for the end of {waits_for}")
-        answers[launch.paths.directory] = LaunchStatus(launch.paths.run_dir, launch, status, unanswered)
+        answers[launch.paths.directory] = _status_of(launch, status, unanswered)
     return answers
+
+
+def _status_of(launch: Launch, status: JobStatus, unanswered: str | None) -> LaunchStatus:
+    return LaunchStatus.extending(status, run_dir=launch.paths.run_dir, launch=launch, unanswered=unanswered)
 
 
 def _waits_silently(launch: Launch, status: JobStatus) -> bool:
@@ -186,30 +185,35 @@ def _without_job(launch: Launch) -> JobStatus:
     return JobStatus(State.UNKNOWN, f"{why}: no job of it is known yet")
 
 
-def current_statuses(
-    run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
-) -> list[LaunchStatus]:
+def current_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     """Return of each run all live launches, the newest first, or else the newest launch.
 
-    However many runs there are, each scheduler is asked once. One broken run hides no other. Of runs in
-    `only` the launches of these numbers are returned instead, in any state.
+    However many runs there are, each scheduler is asked once. One broken run hides no other. Of a run of
+    which only launches are named, these are returned instead, in any state.
     """
-    only = only or {}
+    numbers = _named_launches(refs)
     return [
         item
-        for run_dir, items in possible_statuses(run_dirs, only).items()
-        for item in (items if run_dir in only else _current(items))
+        for run_dir, items in _possible_statuses(numbers).items()
+        for item in (items if numbers[run_dir] else _current(items))
     ]
 
 
-def possible_statuses(
-    run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
-) -> dict[Path, list[LaunchStatus]]:
-    """Return each run's launches that may live, and its newest, newest first; or those in `only`."""
-    only = only or {}
+def _named_launches(refs: Sequence[RunRef]) -> dict[Path, list[int]]:
+    """Return the launches that are named of each run; an empty list stands for the whole run."""
+    named: dict[Path, list[int]] = {ref.run_dir: [] for ref in refs}
+    whole = {ref.run_dir for ref in refs if ref.launch is None}
+    for ref in refs:
+        if ref.launch is not None and ref.run_dir not in whole:
+            named[ref.run_dir].append(ref.launch)
+    return named
+
+
+def _possible_statuses(numbers: Mapping[Path, Sequence[int]]) -> dict[Path, list[LaunchStatus]]:
+    """Return each run's launches that may live, and its newest, newest first; or those that are named."""
     read = {
-        run_dir: _read(run_dir, only[run_dir]) if run_dir in only else _candidates(run_dir)
-        for run_dir in run_dirs
+        run_dir: _read(run_dir, named) if named else _candidates(run_dir)
+        for run_dir, named in numbers.items()
     }
     opened = adopt([item for items in read.values() for item in items if isinstance(item, Launch)])
     statuses = dict(zip((launch.paths.directory for launch in opened), poll(opened), strict=True))
@@ -217,7 +221,7 @@ def possible_statuses(
         run_dir: [
             statuses[item.paths.directory]
             if isinstance(item, Launch)
-            else LaunchStatus(run_dir, None, JobStatus(State.UNKNOWN, item.message))
+            else LaunchStatus(State.UNKNOWN, item.message, run_dir=run_dir)
             for item in items
         ]
         for run_dir, items in read.items()
@@ -260,11 +264,11 @@ def _is_over(launch_dir: Path) -> bool:
 
 
 def _current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
-    alive = [item for item in items if item.status.state.is_live]
+    alive = [item for item in items if item.state.is_live]
     if alive:
         return alive
     read = [item for item in items if item.launch]
-    submitted = [item for item in read if item.status.state is not State.NOT_SUBMITTED]
+    submitted = [item for item in read if item.state is not State.NOT_SUBMITTED]
     newest = next(iter(submitted or read or items), None)
     return [newest] if newest else []
 
@@ -277,22 +281,18 @@ def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     """
     for ref in refs:
         require_launch(ref.run_dir, ref.launch)
-    whole = {ref.run_dir for ref in refs if ref.launch is None}
-    only: dict[Path, list[int]] = {}
-    for ref in refs:
-        if ref.launch is not None and ref.run_dir not in whole:
-            only.setdefault(ref.run_dir, []).append(ref.launch)
-    by_run = possible_statuses(list(dict.fromkeys(ref.run_dir for ref in refs)), only)
+    numbers = _named_launches(refs)
+    by_run = _possible_statuses(numbers)
     named: dict[tuple[Path, int | None, str | None], LaunchStatus] = {}
     for ref in refs:
-        for item in _named_by(ref, by_run[ref.run_dir], ref.run_dir in whole):
+        for item in _named_by(ref, by_run[ref.run_dir], not numbers[ref.run_dir]):
             named.setdefault((ref.run_dir, item.number, item.task), item)
     return list(named.values())
 
 
 def _named_by(ref: RunRef, items: Sequence[LaunchStatus], whole: bool) -> list[LaunchStatus]:
     if not whole:
-        named = [replace(item, task=ref.task) for item in items if item.number in (ref.launch, None)]
+        named = [of_task(item, ref.task) for item in items if item.number in (ref.launch, None)]
         for item in named:
             _require_task(item)
         return named
@@ -302,7 +302,7 @@ def _named_by(ref: RunRef, items: Sequence[LaunchStatus], whole: bool) -> list[L
 
 
 def _require_task(item: LaunchStatus) -> None:
-    tasks = item.status.tasks
+    tasks = item.tasks
     if item.task is not None and tasks and item.task not in tasks:
         job_id = item.launch.manifest.job_id if item.launch else None
         raise UserError(

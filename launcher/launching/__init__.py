@@ -19,7 +19,7 @@ from launcher.launching.granted import granted
 from launcher.launching.recovery import reconcile_unconfirmed
 from launcher.launching.submission import describe_ignored, submit, validate
 from launcher.launching.writing import record_job, write_draft
-from launcher.runs.index import Index, entry_of
+from launcher.runs.known_trees import remember_trees
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LAUNCHES, LaunchPaths, display_path
 from launcher.runs.write import (
@@ -228,7 +228,7 @@ def _submit_stage(stage: _Ready, before: _Ready | None) -> None:
         directory = display_path(paths.directory)
         stage.warnings.append(f"the job's id could not be written into {directory}: {error.strerror}")
     assert manifest.job_id is not None
-    Index().remember([entry_of(paths.run_dir, paths.number, manifest, manifest.job_id)])
+    remember_trees([paths.run_dir.parent])
     if manifest.links > 1 and not manifest.from_job:
         stage.warnings += _submit_links(stage, manifest.job_id)
 
@@ -253,7 +253,7 @@ def _submit(stage: _Ready) -> None:
             stage.warnings.append(_not_avoided(manifest, error))
             stage.manifest = replace(manifest, excluded=[]).submitted_as(job_id)
     except NoAnswer as error:
-        _keep(stage, manifest.lost(error.message))
+        _keep(stage, manifest.as_unconfirmed(error.message))
         where = shlex.quote(display_path(paths.run_dir))
         raise NoAnswer(
             error.message,
@@ -261,7 +261,7 @@ def _submit(stage: _Ready) -> None:
             "the next launch of this run looks for it first",
         ) from error
     except KeyboardInterrupt:
-        _keep(stage, manifest.lost("its launcher was interrupted"))
+        _keep(stage, manifest.as_unconfirmed("its launcher was interrupted"))
         raise
     except UserError as error:
         write_manifest(paths.directory, manifest.refused(str(error)))

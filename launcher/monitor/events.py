@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -86,35 +85,6 @@ class End:
 Event = Start | HeldOut | Train | Validation | End
 
 
-# The line of a step as the trainer writes it, parsed faster than as JSON. No other line matches, not even one
-# with a key twice. No group is possessive: Python before 3.11.5 matches such groups wrongly.
-_NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][-+]?+[0-9]++)?"
-_REAL = rb"(" + _NUMBER + rb"|NaN|-?+Infinity)"
-_WHOLE = rb"(0|[1-9][0-9]{0,17}+)"
-_OTHERS = (
-    rb'(?:, "(?!(?:kind|time|step|loss|lr|grad_norm|tokens|tokens_per_second)")\w++": (?:'
-    + _NUMBER
-    + rb"|NaN|-?+Infinity|null))*"
-)
-_STEP = re.compile(
-    rb'\{"kind": "train", "time": (' + _NUMBER + rb'), "step": ' + _WHOLE + rb', "loss": ' + _REAL
-    + rb', "lr": ' + _REAL + rb', "grad_norm": ' + _REAL + _OTHERS + rb', "tokens": ' + _WHOLE + _OTHERS
-    + rb', "tokens_per_second": ' + _REAL + _OTHERS + rb"\}\n?+"
-)  # fmt: skip
-
-
-def parse_step(line: bytes) -> Train | None:
-    """Parse the line of a step in the trainer's own format; return ``None`` for any other line."""
-    match = _STEP.fullmatch(line)
-    if match is None:
-        return None
-    seconds, step, loss, rate, norm, tokens, speed = match.groups()
-    time = unix_time(float(seconds))
-    if time is None:
-        return None
-    return Train(time, int(step), float(loss), float(rate), float(norm), float(speed), int(tokens))
-
-
 def parse_event(line: str) -> Event | None:
     """Parse one line; return ``None`` for an unknown kind of event, and for a line that is no event."""
     content = _json_object(line)
@@ -167,10 +137,7 @@ class EventReader:
     def stream(self) -> Iterator[Event]:
         """Yield the new events, oldest first; those of a long training may not fit into memory."""
         for line in self._lines():
-            if (step := parse_step(line)) is not None:
-                yield step
-            else:
-                yield from parse_events(line)
+            yield from parse_events(line)
 
     def newest(self, steps: int) -> list[Event]:
         """Return the new events, with the first step after each start and the last `steps` steps only."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from launcher.errors import UserError
 from launcher.jobs.launches import Launch, adopt, open_launch, read_launch
+from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import current_statuses, poll
 from launcher.monitor.checkpoints import SavedCheckpoint, find_saved
 from launcher.monitor.curves import Curves
@@ -108,22 +109,22 @@ _RANK_LOG = re.compile(r"nemo_log_globalrank-(\d+)_")
 _END = re.compile(r"end at step (\d{1,15}): \w+", re.ASCII)
 _TAIL_BYTES = 1 << 16
 # In the first line of the job script: each attempt of a requeued job writes it into the same log.
-_ATTEMPT_BEGINS = b"; rendezvous at "
+_ATTEMPT_BEGINS = "; rendezvous at "
 
 
 def gather(run_dir: Path, number: int | None = None) -> Evidence:
     """Gather the evidence up to a launch (default: the current one); raise UserError if there is none."""
-    statuses = current_statuses([run_dir]) if number is None else []
+    statuses = current_statuses([RunRef(run_dir)]) if number is None else []
     tracked = (statuses or poll([open_launch(run_dir, number)]))[0]
-    launch, status = tracked.launch, tracked.status
+    launch = tracked.launch
     if launch is None:
-        raise UserError(f"the run in {run_dir} cannot be read: {status.reason}")
+        raise UserError(f"the run in {run_dir} cannot be read: {tracked.reason}")
     engine, config = launch.manifest.engine, _config(launch)
     searched: dict[Path, LogErrors] = {}
     for logs in (job_logs(launch, extension) for extension in ("out", "err")):
         current = logs[-1:] if launch.is_chain else logs  # of a chain those of its last link
         searched |= {log: find_errors(log, _ATTEMPT_BEGINS) for log in current}
-    evidence = Evidence(launch, status, _errors(launch, searched))
+    evidence = Evidence(launch, tracked, _errors(launch, searched))
     if launch.manifest.stage != "training":
         outputs = expected_outputs(config)
         if engine == "nemo" and outputs is not None:
@@ -200,43 +201,36 @@ def _ended_ranks(launch: Launch, step: int | None) -> frozenset[int]:
 
 # --- errors in logs
 
-_TRACEBACK = b"Traceback (most recent call last)"
-_SRUN = b"srun: error: "
+_TRACEBACK = "Traceback (most recent call last)"
+_SRUN = "srun: error: "
 # An exception at an interpreter's exit has no effect on the run.
-_HARMLESS_BEFORE = b"Exception ignored in"
+_HARMLESS_BEFORE = "Exception ignored in"
 # A training that was told to stop, and has saved.
-_HARMLESS_END = b"Exited with exit code %d" % EXIT_INTERRUPTED
-PATTERNS: tuple[bytes, ...] = (
+_HARMLESS_END = f"Exited with exit code {EXIT_INTERRUPTED}"
+PATTERNS: tuple[str, ...] = (
     _TRACEBACK,
-    b"NCCL error",
-    b"ncclUnhandledCudaError",
-    b"ncclSystemError",
-    b"ncclInternalError",
-    b"ncclRemoteError",
-    b"Watchdog caught collective operation timeout",
-    b"CUDA error",
-    b"CUDA out of memory",
-    b"Segmentation fault",
-    b"Bus error",
-    b"oom_kill",
-    b"oom-kill",
+    "NCCL error",
+    "ncclUnhandledCudaError",
+    "ncclSystemError",
+    "ncclInternalError",
+    "ncclRemoteError",
+    "Watchdog caught collective operation timeout",
+    "CUDA error",
+    "CUDA out of memory",
+    "Segmentation fault",
+    "Bus error",
+    "oom_kill",
+    "oom-kill",
     _SRUN,
-    b"slurmstepd: error: ***",
+    "slurmstepd: error: ***",
 )
+# Words of which each pattern has one, and most blocks of a log none.
+_CUES = ("rror", _TRACEBACK, "Watchdog caught", "CUDA out", "Segmentation", "oom_kill", "oom-kill")
 # Our trainer stops at such a loss, and does not record it as a step.
-_DIVERGED = re.compile(
-    rb"the (?:training loss|validation loss|gradient norm) [^\r\n]* is -?(?:nan|inf)[^\r\n]*"
-)
-_DIVERGED_BEGINS = (b"the training loss ", b"the validation loss ", b"the gradient norm ")
-# Most patterns have these letters, and most blocks of a log do not: one search in place of nine.
-_COMMON = b"rror"
-# The first line that is not a part of the stack names the exception.
-_RAISED = re.compile(rb"Traceback \(most recent call last\)[^\n]*\n(?:[ \t][^\n]*\n)*([^\s][^\r\n]*)")
-_LINE_BYTES = 1 << 12
-_STACK_BYTES = 1 << 16
+_DIVERGED = re.compile(r"the (?:training loss|validation loss|gradient norm) .* is -?(?:nan|inf).*")
+_BLOCK_CHARACTERS = 1 << 18
+_LONGEST_LINE = 1 << 16
 _LONGEST = 200
-# A block is searched for one pattern after the other while the processor's cache holds it.
-_BLOCK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,86 +241,53 @@ class LogErrors:
     divergence: str | None = None
 
 
-def find_errors(log: Path, since: bytes | None = None) -> LogErrors:
-    """Search a log of any size for errors, in one pass; a missing log has none.
+def find_errors(log: Path, since: str | None = None) -> LogErrors:
+    """Search a log of any size for the first line with each pattern; a missing log has no errors.
 
     Everything before the last occurrence of the words of `since` is of an earlier attempt of the job.
     """
-    try:
-        with open_regular(log, buffering=0) as stream:
-            return _Search(stream, since).run()
-    except OSError:
-        return LogErrors()
-
-
-class _Search:
-    """A search for the first occurrence of each pattern, block by block, and for its line."""
-
-    def __init__(self, stream: BinaryIO, since: bytes | None) -> None:
-        self._stream = stream
-        self._since = since
-        self._begin = 0
-        self._errors: dict[bytes, int] = {}
-        self._divergence: str | None = None
-
-    def run(self) -> LogErrors:
-        # A block overlaps the next one by the longest pattern, of which it may hold the beginning.
-        overlap = max(map(len, (*PATTERNS, *_DIVERGED_BEGINS, self._since or b""))) - 1
-        base = 0
-        while content := self._read(base, base + _BLOCK_BYTES + overlap):
-            self._search_block(base, content)
-            base += _BLOCK_BYTES
-        matches = sorted((at, pattern) for pattern, at in self._errors.items())
-        errors = dict.fromkeys(self._message(at, pattern) for at, pattern in matches)
-        return LogErrors(list(errors), self._divergence)
-
-    def _search_block(self, base: int, content: bytes) -> None:
-        at = -1 if self._since is None else content.rfind(self._since)
-        if at >= 0 and base + at > self._begin:
-            self._begin, self._errors, self._divergence = base + at, {}, None
-        begin = max(self._begin - base, 0)
-        has_common = content.find(_COMMON, begin) >= 0
+    found: dict[str, str] = {}
+    divergence, before, is_in_stack = None, "", False
+    for line in _telling_lines(log, since):
+        if since and since in line:
+            line = line[line.rindex(since) :]
+            found, divergence, is_in_stack = {}, None, False
+        if is_in_stack and line[:1] not in (" ", "\t"):
+            # The first line that is not a part of the stack names the exception.
+            found[_TRACEBACK] = _text(line) or _TRACEBACK
+            is_in_stack = False
         for pattern in PATTERNS:
-            if pattern not in self._errors and (has_common or _COMMON not in pattern):
-                places = (base + at for at in _all(content, pattern, begin))
-                place = next((at for at in places if not self._is_harmless(at, pattern)), None)
-                if place is not None:
-                    self._errors[pattern] = place
-        if self._divergence is None:
-            hits = sorted(at for words in _DIVERGED_BEGINS for at in _all(content, words, begin))
-            lines = (_DIVERGED.match(self._read(base + at, base + at + _LINE_BYTES)) for at in hits)
-            match = next(filter(None, lines), None)
-            self._divergence = _text(match[0]) if match else None
-
-    def _is_harmless(self, at: int, pattern: bytes) -> bool:
-        if pattern is _SRUN:
-            return self._line_at(at).rstrip().endswith(_HARMLESS_END)
-        if pattern is not _TRACEBACK:
-            return False
-        lines = self._read(max(at - _LINE_BYTES, 0), at).rstrip(b"\r\n").splitlines()
-        return bool(lines) and lines[-1].startswith(_HARMLESS_BEFORE)
-
-    def _message(self, at: int, pattern: bytes) -> str:
-        if pattern is _TRACEBACK:
-            raised = _RAISED.match(self._read(at, at + _STACK_BYTES))
-            return _text(raised[1] if raised else pattern)
-        return _text(self._line_at(at))
-
-    def _line_at(self, at: int) -> bytes:
-        before = re.split(rb"[\r\n]", self._read(max(at - _LINE_BYTES, 0), at))[-1]
-        return before + re.split(rb"[\r\n]", self._read(at, at + _LINE_BYTES), maxsplit=1)[0]
-
-    def _read(self, begin: int, end: int) -> bytes:
-        return os.pread(self._stream.fileno(), end - begin, begin)
+            if pattern in line and pattern not in found and not _is_harmless(pattern, line, before):
+                found[pattern] = _TRACEBACK if pattern is _TRACEBACK else _text(line)
+                is_in_stack |= pattern is _TRACEBACK
+        if divergence is None and (match := _DIVERGED.search(line)):
+            divergence = _text(match[0])
+        before = line
+    return LogErrors(list(dict.fromkeys(found.values())), divergence)
 
 
-def _all(content: bytes, words: bytes, begin: int) -> Iterator[int]:
-    at = content.find(words, begin)
-    while at >= 0:
-        yield at
-        at = content.find(words, at + 1)
+def _telling_lines(log: Path, since: str | None) -> Iterator[str]:
+    """Yield the lines of the blocks of a log that may have errors, and those of the block after each."""
+    cues, is_near = (*_CUES, *filter(None, [since])), False
+    with (
+        contextlib.suppress(OSError),
+        open_regular(log) as stream,
+        TextIOWrapper(stream, "latin-1") as lines,
+    ):
+        while block := lines.read(_BLOCK_CHARACTERS):
+            block += lines.readline(_LONGEST_LINE)
+            was_near, is_near = is_near, any(cue in block for cue in cues) or bool(_DIVERGED.search(block))
+            # Not splitlines(), to which the second byte of a letter may be an end.
+            text = block.removesuffix("\n").split("\n")
+            yield from text if is_near or was_near else text[-1:]
 
 
-def _text(line: bytes) -> str:
-    text = " ".join(line.decode("utf-8", errors="replace").split())
+def _is_harmless(pattern: str, line: str, before: str) -> bool:
+    if pattern is _SRUN:
+        return line.rstrip().endswith(_HARMLESS_END)
+    return pattern is _TRACEBACK and before.startswith(_HARMLESS_BEFORE)
+
+
+def _text(line: str) -> str:
+    text = " ".join(line.encode("latin-1").decode("utf-8", errors="replace").split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."

@@ -13,7 +13,7 @@ from launcher.errors import WATCHING_ENDED, escape
 from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import End, Event, HeldOut, Progress, Start, Train, Validation
 from launcher.monitor.logs import failed_task_logs, last_lines, newest_log, rank_failures
-from launcher.monitor.polling import JobPoller
+from launcher.monitor.polling import job_poller
 from launcher.monitor.readers import open_reader
 from launcher.monitor.run_status import state_words
 from launcher.runs.paths import display_path
@@ -32,10 +32,11 @@ _STEPS = 4096
 def follow_launch(launch: Launch, view: LinesView | LiveView) -> JobStatus:
     """Update a view until the job has ended; return its final status, UNKNOWN after a minute without any."""
     reader, progress = open_reader(launch), Progress()
-    with JobPoller(launch) as watch, view:
+    with job_poller(launch) as watch, view:
         while True:
             # The state first: once the job is known to have ended, everything that it wrote is there.
-            over, status = watch.is_over, watch.status
+            snapshot = watch.snapshot()
+            over, (status,) = snapshot.is_over, snapshot.rows
             new = reader.newest(_STEPS)
             if new:
                 watch.alive()

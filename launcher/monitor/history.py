@@ -19,6 +19,7 @@ from launcher.monitor.logs import FAILURES
 from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of, finite
 from launcher.monitor.readers import all_events, newest_events
 from launcher.monitor.run_status import attributes, elapsed_seconds, links_to_json
+from launcher.runs.manifest import Manifest
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import exit_reason
@@ -87,20 +88,23 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRow:
-    """A launch; `launch` is ``None`` if its manifest cannot be read, and `status` then has the reason.
+    """A launch; its `status` has the reason if its manifest cannot be read.
 
     `reading` is the diagnosis of its job's end if it had one attempt; otherwise `attempts` have theirs.
     """
 
     number: int
-    launch: Launch | None
-    status: JobStatus
+    status: LaunchStatus
     steps: Steps = Steps()
     attempts: Sequence[AttemptRow] = ()
     started: float | None = None
     changes: Changes = field(default_factory=Changes)
     reading: Diagnosis | None = None
     damaged: Sequence[DamagedCheckpoint] = ()
+
+    @property
+    def _manifest(self) -> Manifest | None:
+        return self.status.launch.manifest if self.status.launch else None
 
     @property
     def elapsed(self) -> str | None:
@@ -115,19 +119,19 @@ class LaunchRow:
     @property
     def differs(self) -> Difference | None:
         """The keys by which it is a different training than an earlier launch of the run."""
-        return difference_of(self.launch.manifest) if self.launch else None
+        return difference_of(self._manifest) if self._manifest else None
 
     @property
     def commit(self) -> str | None:
         """The commit's first digits, with a * if there were uncommitted changes."""
-        manifest = self.launch.manifest if self.launch else None
+        manifest = self._manifest
         if manifest is None or manifest.git_commit is None:
             return None
         return manifest.git_commit[:10] + ("*" if manifest.git_dirty else "")
 
     def to_json(self) -> dict[str, Any]:
         """Return the launch for programs; a number that is not finite is a string, ``"nan"``."""
-        manifest = self.launch.manifest if self.launch else None
+        manifest = self._manifest
         return {
             "launch": self.number,
             **attributes(manifest, "tag", "job_id"),
@@ -161,7 +165,7 @@ def history(run_dir: Path) -> list[LaunchRow]:
         try:
             read.append(read_launch(run_dir, number))
         except UserError as error:
-            broken[number] = LaunchRow(number, None, JobStatus(State.UNKNOWN, error.message))
+            broken[number] = LaunchRow(number, LaunchStatus(State.UNKNOWN, error.message, run_dir=run_dir))
     launches = adopt(read)
     rows = {row.number: row for row in map(_row, poll(launches), [None, *launches])}
     return [(broken | rows)[number] for number in sorted(broken | rows)]
@@ -176,8 +180,8 @@ def starts_of(rows: Sequence[LaunchRow]) -> list[tuple[int, float]]:
     ]
 
 
-def _row(item: LaunchStatus, before: Launch | None) -> LaunchRow:
-    launch, status = item.launch, item.status
+def _row(status: LaunchStatus, before: Launch | None) -> LaunchRow:
+    launch = status.launch
     assert launch is not None
     attempts = launch.attempts
     first = attempts[0] if attempts else None
@@ -200,7 +204,6 @@ def _row(item: LaunchStatus, before: Launch | None) -> LaunchRow:
         changes = changes_between(before.manifest.overrides, launch.manifest.overrides)
     return LaunchRow(
         number=launch.paths.number,
-        launch=launch,
         status=status,
         steps=whole.steps,
         attempts=_attempt_rows(launch, attempts, status, stretches) if several else (),

@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.errors import escape
 from launcher.jobs.launches import Launch
 from launcher.monitor.events import blocks_back
-from launcher.monitor.polling import JobPoller
+from launcher.monitor.polling import job_poller
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
@@ -201,11 +201,12 @@ def follow_log(
             tell(text)
 
     was_quiet = False
-    with JobPoller(launch) as watch:
+    with job_poller(launch) as watch:
         while True:
             # The state first: once the job is known to have ended, everything that it wrote is there.
-            status = of_part(watch.status, task, link)
-            over = status.state.is_final or watch.is_blind
+            snapshot = watch.snapshot()
+            status = of_part(snapshot.rows[0], task, link)
+            over = status.state.is_final or snapshot.is_over
             reason = f" ({escape(status.reason)})" if status.reason else ""
             state = f"the job is {status.state.value}{reason}"
             has_text = read_all(reader, write)

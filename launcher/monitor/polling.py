@@ -1,38 +1,73 @@
-"""Polling in a thread, beside a display that must not wait for the answers; the polled status of one job."""
+"""The status of launches, polled in a thread beside a display that must not wait for the answers."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Generic, Self, TypeVar
 
 from launcher.jobs.launches import Launch
-from launcher.jobs.status import poll
+from launcher.jobs.status import LaunchStatus, poll
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from slipway.common.backoff import doubled_wait
 
-T = TypeVar("T")
+S = TypeVar("S", bound=LaunchStatus)
 
-# Of a scheduler that does not answer.
-_LONGEST_PAUSE_SECONDS = 15.0
+# A state is out of date after this many unanswered questions, and at least this many seconds.
+_STALE_QUESTIONS = 3
+_STALE_SECONDS = 20.0
+# Between two questions to a scheduler that does not answer.
+_LONGEST_PAUSE_SECONDS = 30.0
 
 
-class Poller(Generic[T]):
-    """The newest answer to a question, first asked at once, so that there is always one.
+@dataclass(frozen=True)
+class Snapshot(Generic[S]):
+    """The newest known status of the launches.
 
-    Use it as a context: within it a thread asks again and again. `pause` returns the seconds to wait after an
-    answer, ``None`` to stop asking.
+    `silent` is the seconds since a scheduler last answered, ``None`` while it answers, and `why` its error.
+    `is_over` is True if there is nothing more to wait for.
     """
 
-    def __init__(self, poll: Callable[[], T], pause: Callable[[T], float | None]) -> None:
-        self._ask = poll
-        self._pause = pause
+    rows: Sequence[S]
+    silent: float | None
+    why: str | None
+    is_over: bool
+
+    @property
+    def states(self) -> list[State]:
+        return [row.state for row in self.rows]
+
+
+class StatusPoller(Generic[S]):
+    """The status of launches, polled every `interval` seconds, less often while the scheduler is silent.
+
+    Use it as a context; the first answer is there before. Without an answer the last known facts of a job
+    stay, but its state is UNKNOWN: a display that cannot see must not look healthy. Watching is given up
+    after `patience` seconds without the state of any live job, and after `blind_patience` without an answer:
+    a controller that is restarted takes minutes.
+    """
+
+    def __init__(
+        self,
+        collect: Callable[[], Sequence[S]],
+        interval: float,
+        patience: float = 60.0,
+        blind_patience: float = 600.0,
+    ) -> None:
+        self._collect = collect
+        self._interval = interval
+        self._patience, self._blind_patience = patience, blind_patience
+        self._failures = 0
+        self._last: dict[Path, S] = {}
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
-        self._newest = poll()
+        self._rows = self._collect_rows()
+        self.alive()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -41,71 +76,58 @@ class Poller(Generic[T]):
     def __exit__(self, *_error: object) -> None:
         self._stop.set()
 
-    @property
-    def newest(self) -> T:
-        """The newest answer; raises what the thread raised."""
+    def alive(self) -> None:
+        """Record that a job is alive, as its output shows, though the scheduler does not answer."""
+        # The times of the last answer, and of the last answer about a live job.
+        self._answered = self._seen_live = time.monotonic()
+
+    def snapshot(self) -> Snapshot[S]:
+        """Return what is known now; raise what the thread raised."""
         if self._failure:
             raise self._failure
-        return self._newest
+        newest = self._rows
+        now = time.monotonic()
+        age = now - self._answered
+        is_old = age > max(_STALE_QUESTIONS * self._interval, _STALE_SECONDS)
+        given_up = age > self._blind_patience
+        rows = [self._as_known(row, is_old or given_up) for row in newest]
+        why = next((row.unanswered for row in newest if row.unanswered), None)
+        is_silent = is_old or why is not None
+        given_up |= not is_silent and now - self._seen_live > self._patience
+        is_over = given_up or all(row.state.is_final for row in rows)
+        return Snapshot(rows, age if is_silent else None, why, is_over)
 
     def _run(self) -> None:
         try:
-            while (seconds := self._pause(self._newest)) is not None and not self._stop.wait(seconds):
-                self._newest = self._ask()
-        except BaseException as error:  # raised again by `newest`: a thread's own traceback is lost
+            while not self._stop.wait(doubled_wait(self._failures, self._interval, _LONGEST_PAUSE_SECONDS)):
+                self._rows = self._collect_rows()
+        except BaseException as error:  # raised again by `snapshot`: a thread's own traceback is lost
             self._failure = error
 
-
-class JobPoller(Poller[JobStatus]):
-    """The status of one job, polled every `interval` seconds by a thread, less often while it is unknown.
-
-    Use it as a context. The first status is known before it is entered. Following is given up after
-    `patience` seconds without a known state. The interval is long, as a controller serves thousands of users.
-    """
-
-    def __init__(self, launch: Launch, interval: float = 2.0, patience: float = 60.0) -> None:
-        self._launch = launch
-        self._interval = interval
-        self._patience = patience
-        self._failures = 0
-        self._seen = time.monotonic()
-        super().__init__(self._ask_scheduler, self._next_pause)
-        self._seen = time.monotonic()
-
-    @property
-    def status(self) -> JobStatus:
-        """The newest answer; UNKNOWN if it is too old."""
-        status = self.newest
-        if self.is_blind and not (status.state.is_final or status.state is State.UNKNOWN):
-            return JobStatus(
-                State.UNKNOWN, f"no answer from the scheduler; the last was {status.state.value}"
-            )
-        return status
-
-    @property
-    def is_over(self) -> bool:
-        """True if the job ended, or its state has been unknown for too long."""
-        return self.status.state.is_final or self.is_blind
-
-    @property
-    def is_blind(self) -> bool:
-        """True if the state has been unknown for too long."""
-        return time.monotonic() - self._seen > self._patience
-
-    def alive(self) -> None:
-        """Record that the job is alive, as its output shows, though the scheduler does not answer."""
-        self._seen = time.monotonic()
-
-    def _ask_scheduler(self) -> JobStatus:
-        status = poll([self._launch])[0].status
-        if status.state is State.UNKNOWN:
-            self._failures += 1
+    def _collect_rows(self) -> Sequence[S]:
+        rows = self._collect()
+        now = time.monotonic()
+        if any(row.unanswered for row in rows):
+            self._failures, self._seen_live = self._failures + 1, now
         else:
-            self._failures, self._seen = 0, time.monotonic()
-        return status
+            self._failures, self._answered = 0, now
+        known = [row for row in rows if row.state is not State.UNKNOWN]
+        self._last |= {row.directory: row for row in known}
+        if any(row.state.is_live for row in known):
+            self._seen_live = now
+        return rows
 
-    def _next_pause(self, status: JobStatus) -> float | None:
-        if status.state.is_final:
-            return None
-        # A scheduler may know a new job only after a moment: the first two failures do not count.
-        return doubled_wait(max(self._failures - 2, 0), self._interval, _LONGEST_PAUSE_SECONDS)
+    def _as_known(self, row: S, is_old: bool) -> S:
+        last = self._last.get(row.directory)
+        is_unanswered = row.unanswered is not None or is_old
+        if row.state.is_final or not is_unanswered or last is None:
+            return row
+        reason = f"no answer; before that {last.state.value}"
+        elapsed = last.elapsed if last.state is not State.PENDING else None
+        known = JobStatus(State.UNKNOWN, reason, last.nodes, elapsed, restarts=last.restarts)
+        return replace(row, **known.values())
+
+
+def job_poller(launch: Launch, interval: float = 2.0, patience: float = 60.0) -> StatusPoller[LaunchStatus]:
+    """Return the polled status of one launch, which is given up after `patience` seconds without a state."""
+    return StatusPoller(lambda: poll([launch]), interval, patience, patience)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import escape
 from launcher.jobs.launches import Launch
+from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints, summary
 from launcher.monitor.events import Event, Progress
@@ -118,7 +119,7 @@ def _iso(when: float | None) -> str | None:
 LINK = "LINK"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StatusRow(LaunchStatus):
     """The status of a launch, with the progress of its trainer."""
 
@@ -131,14 +132,14 @@ class StatusRow(LaunchStatus):
         """Slurm's time limit of the job, as ``[D-]HH:MM:SS``, where its mark tells of one."""
         if self.launch is None or self.job_id is None:
             return None
-        seconds = time_limit(self.launch.paths.directory, f"{self.job_id}.{self.status.restarts}")
+        seconds = time_limit(self.launch.paths.directory, f"{self.job_id}.{self.restarts}")
         at_submission = self.launch.manifest.granted.get("time limit", {}).get("granted")
         return at_submission if seconds is None else format_time_limit(seconds)
 
     @property
     def eta(self) -> float | None:
         """Seconds to the end of the training, while it runs."""
-        return self.progress.eta if self.status.state is State.RUNNING else None
+        return self.progress.eta if self.state is State.RUNNING else None
 
     @property
     def differs(self) -> Difference | None:
@@ -147,32 +148,32 @@ class StatusRow(LaunchStatus):
 
     def cells(self) -> dict[str, str]:
         """Return the values of the columns, by their names."""
-        status, progress, launch = self.status, self.progress, self.launch
+        progress, launch = self.progress, self.launch
         manifest = launch.manifest if launch else None
-        is_known = status.state is not State.UNKNOWN
+        is_known = self.state is not State.UNKNOWN
         # The elapsed time of a pending job is 0, and means nothing.
-        has_run = status.elapsed is not None and status.state is not State.PENDING
+        has_run = self.elapsed is not None and self.state is not State.PENDING
         limit = tables.text(_limit(manifest.time_limit if manifest else None, self.granted_limit))
         differs = self.differs.summary() if self.differs else None
-        granted = manifest.granted_text if manifest and status.state.is_live else None
+        granted = manifest.granted_text if manifest and self.state.is_live else None
         values = {
             "RUN": self.run,
             "LAUNCH": self.number,
-            "JOB": launch.job_in(status) if launch else None,
-            LINK: status.chain,
-            "STATE": status.state.value,
+            "JOB": launch.job_in(self) if launch else None,
+            LINK: self.chain,
+            "STATE": self.state.value,
             "SINCE": since(self.transitions.last_transition if is_known else None, datetime.now()),
-            "ELAPSED/LIMIT": f"{status.elapsed}/{limit}" if has_run else None,
+            "ELAPSED/LIMIT": f"{self.elapsed}/{limit}" if has_run else None,
             "NODES×TASKS": f"{launch.nodes}×{launch.manifest.tasks_per_node}" if launch else None,
             "STEP": tables.steps(progress.step, progress.max_steps),
             "LOSS": tables.loss(progress.loss),
             "VAL LOSS": tables.loss(progress.validation_loss),
             "TOKENS/S": tables.count(progress.tokens_per_second),
             "ETA": tables.duration(self.eta),
-            "RESTARTS": status.restarts or None,
-            "NODELIST": status.nodes,
+            "RESTARTS": self.restarts or None,
+            "NODELIST": self.nodes,
             "USER": manifest.user if manifest and manifest.user != _me() else None,
-            REASON: "; ".join(filter(None, [status.full_reason, granted, differs, summary(self.damaged)])),
+            REASON: "; ".join(filter(None, [self.full_reason, granted, differs, summary(self.damaged)])),
         }
         return {name: escape(tables.text(value)) for name, value in values.items()}
 
@@ -186,17 +187,17 @@ class StatusRow(LaunchStatus):
             **attributes(manifest, "stage"),
             "job_id": self.job_id,
             "state": self.state.value,
-            **attributes(self.status, "reason", "why", "exit_code"),
+            **attributes(self, "reason", "why", "exit_code"),
             **self.transitions.to_json(),
-            **attributes(self.status, "elapsed"),
+            **attributes(self, "elapsed"),
             **attributes(manifest, "time_limit"),
             **attributes(self, "granted_limit"),
             "granted": manifest.granted if manifest else None,
             **attributes(self.launch, "nodes"),
             **attributes(manifest, "tasks_per_node"),
-            "node_list": self.status.nodes,
-            "restarts": self.status.restarts,
-            "tasks": {task: state.value for task, state in self.status.tasks.items()},
+            "node_list": self.nodes,
+            "restarts": self.restarts,
+            "tasks": {task: state.value for task, state in self.tasks.items()},
             "link": self.chain.current if self.chain else None,
             **attributes(self.chain, "max_links"),
             "links": links_to_json(self.chain),
@@ -252,27 +253,24 @@ def links_to_json(links: ChainJobs | None) -> list[dict[str, Any]]:
     ]
 
 
-def gone(run_dir: Path) -> StatusRow:
+def missing_run(run_dir: Path) -> StatusRow:
     """Return the status of a requested run without a launch: it must not look as if it had completed."""
-    return StatusRow(run_dir, None, JobStatus(State.UNKNOWN, "the run has no launch, or was removed"))
+    return StatusRow(State.UNKNOWN, "the run has no launch, or was removed", run_dir=run_dir)
 
 
-def collect_status(
-    run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
-) -> list[StatusRow]:
-    """Look at runs, in their order; the parameters are those of `launcher.jobs.status.current_statuses`."""
-    return [_with_progress(item) for item in current_statuses(run_dirs, only)]
+def collect_status(refs: Sequence[RunRef]) -> list[StatusRow]:
+    """Look at runs, in their order; see `launcher.jobs.status.current_statuses`."""
+    return [_with_progress(item) for item in current_statuses(refs)]
 
 
 def _with_progress(item: LaunchStatus) -> StatusRow:
-    row = StatusRow(item.run_dir, item.launch, item.status, item.unanswered)
     if item.launch is None:
-        return row
+        return StatusRow.extending(item)
     events: list[Event] = []
     with contextlib.suppress(OSError):  # another user's run that may not be read
-        events = newest_events(item.launch, restarted=item.status.has_restarted)
-    transitions, damaged = transitions_of(item.launch, item.status), damaged_checkpoints(item.launch)
-    return replace(row, progress=Progress(events), transitions=transitions, damaged=damaged)
+        events = newest_events(item.launch, restarted=item.has_restarted)
+    transitions, damaged = transitions_of(item.launch, item), damaged_checkpoints(item.launch)
+    return StatusRow.extending(item, progress=Progress(events), transitions=transitions, damaged=damaged)
 
 
 def state_words(launch: Launch | None, status: JobStatus) -> list[str]:

@@ -118,7 +118,7 @@ def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
         launches=len(launches),
         job_id=current.job_id,
         state=current.state.value,
-        reason=current.status.reason,
+        reason=current.reason,
         nodes=nodes,
         tasks_per_node=tasks,
         world=nodes * tasks,

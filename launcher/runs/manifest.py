@@ -147,7 +147,7 @@ class Manifest:
     def refused(self, error: str) -> Manifest:
         return replace(self, error=error, unanswered=None)
 
-    def lost(self, why: str) -> Manifest:
+    def as_unconfirmed(self, why: str) -> Manifest:
         """Return the manifest of a launch of which nobody knows if it became a job."""
         return replace(self, unanswered=why)
 

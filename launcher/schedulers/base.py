@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from launcher.errors import NOT_KNOWN, UserError
 from launcher.slurm.states import Action, State
@@ -69,6 +69,15 @@ class JobStatus:
     chain: ChainJobs | None = None
     why: str | None = None
     ended: float | None = field(default=None, compare=False)
+
+    @classmethod
+    def extending(cls, status: JobStatus, **values: Any) -> Self:
+        """Return a status of this class from another one, with further values."""
+        return cls(**status.values() | values)
+
+    def values(self) -> dict[str, Any]:
+        """Return the values of the fields by their names."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     @property
     def full_reason(self) -> str | None:

@@ -31,12 +31,12 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
         # Its marks are read only if they may count.
         marked = ref.attempts(ref.job_id) if statuses[0].state is State.NODE_FAIL else []
         own = [attempt for attempt in marked if attempt.is_of(ref.tags)]
-        return _or_done(statuses[0], own[-1] if own else None)
+        return _as_marked_done(statuses[0], own[-1] if own else None)
     end = chain_end(ref.launch_dir)
     links, attempts = _own_links(ref, statuses)
     jobs, numbers = list(links.jobs), links.numbers
     statuses = [
-        _unless_it_left(_or_done(status, attempts.get(job)), attempts.get(job), end)
+        _unless_it_left(_as_marked_done(status, attempts.get(job)), attempts.get(job), end)
         for job, status in links.jobs.items()
     ]
     index = _current(jobs, statuses, attempts, end)
@@ -45,20 +45,20 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
     if status.state is State.PENDING and index:
         before = statuses[index - 1]
         why = f" ({before.full_reason})" if before.full_reason else ""
-        return _with(status, f"link {numbers[index - 1]} was {before.state.value}{why}")
+        return _adding_reason(status, f"link {numbers[index - 1]} was {before.state.value}{why}")
     if end is not None and _ended_by_user_between(status, attempts.get(links.job_id), end):
         return replace(status, state=State.CANCELLED, reason=f"by {end.by}", exit_code=None, why=None)
     if not status.state.is_final or status.state.is_good:
         return status
     if end is not None:
         says_all = status.state is State.CANCELLED or not end.by.startswith(_JOB)
-        return status if says_all else _with(status, end.why)
+        return status if says_all else _adding_reason(status, end.why)
     status = replace(status, reason=status.full_reason)
     if status.state is State.CANCELLED and links.job_id not in attempts:
         return status  # before it began, and so before it could submit the next one
     if links.current == ref.max_links:
-        return _with(status, f"the last of {ref.max_links} links")
-    return _with(status, f"link {links.current} of {ref.max_links}, and the next one is not known")
+        return _adding_reason(status, f"the last of {ref.max_links} links")
+    return _adding_reason(status, f"link {links.current} of {ref.max_links}, and the next one is not known")
 
 
 def _status_of_repeated(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
@@ -88,7 +88,7 @@ def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, d
     return ChainJobs(1, ref.max_links, dict(known.values()), list(known)), own
 
 
-def _or_done(status: JobStatus, attempt: JobAttempt | None) -> JobStatus:
+def _as_marked_done(status: JobStatus, attempt: JobAttempt | None) -> JobStatus:
     """Return the status of a job; that of its mark if a node failed when all was done."""
     if status.state is State.NODE_FAIL and attempt is not None and attempt.verdict == "done":
         return replace(status_of_attempt(attempt), restarts=status.restarts)
@@ -150,5 +150,5 @@ def _ended_by_user_between(status: JobStatus, attempt: JobAttempt | None, end: C
     return attempt is None or attempt.ended is None or end.ended is None or attempt.ended < end.ended
 
 
-def _with(status: JobStatus, addition: str) -> JobStatus:
+def _adding_reason(status: JobStatus, addition: str) -> JobStatus:
     return replace(status, reason=f"{status.reason}; {addition}" if status.reason else addition, why=None)

@@ -27,7 +27,7 @@ from launcher.rendering.slurm_flags import header_lines
 from launcher.rendering.supervision import supervisor_archive
 from launcher.runs import paths as names
 from launcher.runs import provenance
-from launcher.runs.index import Index, entry_of
+from launcher.runs.known_trees import remember_trees
 from launcher.runs.manifest import Manifest, require_readable, write_manifest
 from launcher.runs.paths import display_path, log_prefix_beside
 from launcher.runs.write import (
@@ -346,25 +346,24 @@ def _submit(scheduler: SlurmScheduler, array: WrittenArray, after: str | None) -
         with contextlib.suppress(OSError):
             write_record(array.directory, replace(record, error=why))
             for point, manifest in zip(array.points, array.manifests, strict=True):
-                result = manifest.refused(why) if is_refused else manifest.lost(why)
+                result = manifest.refused(why) if is_refused else manifest.as_unconfirmed(why)
                 write_manifest(point.plan.paths.directory, result)
         raise
 
 
 def _record_jobs(arrays: Sequence[WrittenArray], job_ids: Sequence[str]) -> list[str]:
     """Record the job of each point; return warnings about records that could not be written."""
-    entries, failed = [], set()
+    failed = set()
     for array, job_id in zip(arrays, job_ids, strict=True):
         try:
             write_record(array.directory, replace(array.record, job_id=job_id))
         except OSError as error:
             failed.add(f"into {display_path(array.directory)}: {error.strerror}")
         for point, planned in zip(array.points, array.manifests, strict=True):
-            paths, manifest = point.plan.paths, planned.submitted_as(job_id)
+            paths = point.plan.paths
             try:
-                record_job(paths, manifest)
+                record_job(paths, planned.submitted_as(job_id))
             except OSError as error:
                 failed.add(f"into {display_path(paths.directory)}: {error.strerror}")
-            entries.append(entry_of(paths.run_dir, paths.number, manifest, manifest.job_id))
-    Index().remember(entries)
+    remember_trees({point.plan.paths.run_dir.parent for array in arrays for point in array.points})
     return [f"the job's id could not be written {place}" for place in sorted(failed)]

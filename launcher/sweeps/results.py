@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import escape
-from launcher.monitor.run_status import StatusRow, collect_status, gone
+from launcher.jobs.lookup import RunRef
+from launcher.monitor.run_status import StatusRow, collect_status, missing_run
 from launcher.runs.paths import display_path
 from launcher.slurm.states import State
 from launcher.sweeps.record import broken_records, read_records, record_of_job
@@ -37,8 +38,7 @@ class Result:
     @property
     def cells(self) -> list[str | None]:
         """The values of the columns that every sweep has."""
-        status = self.status.status
-        cells = {**self.status.cells(), "ELAPSED": status.elapsed, REASON: status.full_reason}
+        cells = {**self.status.cells(), "ELAPSED": self.status.elapsed, REASON: self.status.full_reason}
         return [cells[name] for name in _MEASURED]
 
     def to_json(self) -> dict[str, Any]:
@@ -91,9 +91,9 @@ def gather(sweep_dir: Path) -> Results:
     labels = {key: label if counted[label] == 1 else key for key, label in labels.items()}
     run_dirs = [sweep_dir / name for name in values]
     # The newest of several live launches: it comes first.
-    statuses = {status.run_dir: status for status in reversed(collect_status(run_dirs))}
+    statuses = {status.run_dir: status for status in reversed(collect_status(list(map(RunRef, run_dirs))))}
     points = [
-        Result(number, path.name, values[path.name], statuses.get(path) or gone(path))
+        Result(number, path.name, values[path.name], statuses.get(path) or missing_run(path))
         for number, path in enumerate(run_dirs, start=1)
     ]
     return Results(labels, sorted(points, key=lambda point: point.rank))

@@ -38,7 +38,7 @@ def launch(name: str, *words: str, python: str = "/bin/true") -> None:
 def ended(run_dir: Path) -> None:
     """Wait for the end of a local job."""
     for _ in range(200):
-        if not any(item.may_live for item in cleaning.current_statuses([run_dir])):
+        if not any(item.may_live for item in cleaning.current_statuses([cleaning.RunRef(run_dir)])):
             return
         time.sleep(0.05)
     raise AssertionError

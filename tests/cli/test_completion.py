@@ -17,7 +17,7 @@ import pytest
 
 from launcher.cli.verbs import VERBS
 from launcher.config.compose import compose, list_options
-from launcher.runs.index import Index
+from launcher.runs.known_trees import remember_trees
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
 
@@ -151,7 +151,7 @@ def test_runs_of_other_known_trees_are_completed(scripts: dict[str, Path], tmp_p
     near, far = tmp_path / "results" / "gpt3_near", tmp_path / "far" / "gpt3_far"
     for run in (near, far):
         (run / "launches").mkdir(parents=True)
-    Index().remember([], [tmp_path / "far", tmp_path / "gone"])
+    remember_trees([tmp_path / "far", tmp_path / "gone"])
     assert completions_of(scripts, "slipway history gpt3", tmp_path) == ["gpt3_near", "gpt3_far"]
     assert completions_of(scripts, "slipway list r", tmp_path) == ["runs"]
 

@@ -221,10 +221,10 @@ PARTS = [
 def test_quick_search_misses_no_secret(text: str) -> None:
     """A text without a form's cue has none of that form."""
     secrets = secrecy.secrets_in(text)
-    every = " ".join(cues for _, cues, _ in secret_forms._FORMS)
+    every = set(secret_forms._CUES)
     secrecy._secrets_in.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secret_forms, "_folded_letters", lambda text: every)
+        patch.setattr(secret_forms, "_cues_in", lambda text: every)
         assert secrecy.secrets_in(text) == secrets
 
 

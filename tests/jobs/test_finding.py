@@ -13,23 +13,21 @@ from run_trees import Cluster, launch
 
 from launcher.errors import UserError
 from launcher.jobs import locator as scanning
-from launcher.jobs.locator import RunLocator, _Cluster
+from launcher.jobs.locator import RunLocator
 from launcher.jobs.lookup import RunRef, find_run, runs_in
 from launcher.runs import provenance
-from launcher.runs.index import Index, entry_of
-from launcher.runs.manifest import read_manifest
+from launcher.runs.known_trees import remember_trees, remembered_trees
 from launcher.runs.paths import submitted_name
 
 BASE = Path("results")
-_CLUSTERS = RunLocator.__dict__["_clusters"]  # the real ones, which most tests replace by a single one
+_SCHEDULERS = RunLocator.__dict__["_schedulers"]  # the real ones, which most tests replace by a single one
 
 
 @pytest.fixture(autouse=True)
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """The only scheduler there is."""
     fake = Cluster()
-    only = _Cluster(None, fake, 5.0)  # type: ignore[arg-type]  # it has the methods that are used
-    monkeypatch.setattr(RunLocator, "_clusters", [only])
+    monkeypatch.setattr(RunLocator, "_schedulers", [fake])
     return fake
 
 
@@ -42,10 +40,9 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def remember(run_dir: Path, number: int = 1) -> None:
-    """Add a run to the index, as `launch` and every look-up do."""
-    manifest = read_manifest(run_dir / "launches" / str(number))
-    Index().remember([entry_of(run_dir, number, manifest, manifest.job_id)])
+def remember(run_dir: Path) -> None:
+    """Remember a run's tree, as `launch` and every look-up do."""
+    remember_trees([run_dir.parent])
 
 
 # by a path
@@ -156,64 +153,20 @@ def test_an_unknown_name_is_explained(tmp_path: Path, cluster: Cluster) -> None:
         find_run("", BASE)
 
 
-_SILENT = """#!/bin/sh
-echo "$SLURM_CONF" >>{here}/asked
-# Nobody but the others ends the waiting: those that are asked one after the other never are all there.
-until [ "$(sort -u {here}/asked | wc -l)" = 4 ]; do sleep 0.1; done
-echo "$SLURM_CONF" >>{here}/together
-case $SLURM_CONF in *-awake.conf|"") exit 0;; esac
-exec sleep 60
-"""
-
-
-def test_clusters_are_asked_at_once_and_the_silent_ones_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RunLocator, "_clusters", _CLUSTERS)
-    monkeypatch.setattr("launcher.jobs.locator._SECONDS", 6.0)  # enough for an answer on a busy machine
-    monkeypatch.delenv("SLURM_CONF", raising=False)
-    confs = [tmp_path / f"{name}.conf" for name in ("dead", "gone", "is-awake")]
-    for conf in confs:
-        conf.touch(mode=0o644)
-        launch(tmp_path / "x" / conf.stem, slurm_conf=str(conf))
-        remember(tmp_path / "x" / conf.stem)
+def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunLocator, "_schedulers", _SCHEDULERS)
+    monkeypatch.setattr("launcher.jobs.locator._SECONDS", 0.5)
+    monkeypatch.setattr("launcher.schedulers.local._pids", list)
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("squeue", "sacct"):
-        (programs / name).write_text(_SILENT.format(here=tmp_path))
+        (programs / name).write_text("#!/bin/sh\nexec sleep 60\n")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    with pytest.raises(UserError, match="no run 'unheard-of'") as raised:
-        find_run("unheard-of", BASE)
-    message = str(raised.value)
-    for conf in confs[:2]:
-        assert f"SLURM_CONF={conf}: Slurm does not answer: nothing within 6 s" in message
-    assert f"SLURM_CONF={confs[2]}" not in message
-    assert set((tmp_path / "together").read_text().split("\n")) == {"", *map(str, confs)}
-    # The next time the silent ones are left alone; the others are not.
-    (tmp_path / "together").unlink()
-    with pytest.raises(UserError) as raised:
-        find_run("unheard-of", BASE)
-    for conf in confs[:2]:
-        assert f"SLURM_CONF={conf} did not answer at " in str(raised.value)
-        assert f"and was not asked again; to ask it: export SLURM_CONF={conf}" in str(raised.value)
-    assert (tmp_path / "together").read_text().split() == [str(confs[2])]
-    # The cluster of this shell is asked in any case.
-    monkeypatch.setenv("SLURM_CONF", str(confs[0]))
-    monkeypatch.setattr("launcher.jobs.locator._OWN_SECONDS", 0.5)
-    with pytest.raises(UserError) as raised:
-        find_run("unheard-of", BASE)
-    assert f"SLURM_CONF={confs[0]}: Slurm does not answer: nothing within 0 s" in str(raised.value)
-
-
-def test_a_cluster_that_answers_again_is_asked_again(tmp_path: Path) -> None:
-    index = Index()
-    index.note_silence("/a/slurm.conf", 100.0)
-    index.note_silence("/a/slurm.conf", 200.0)
-    assert index.silent_since(150.0) == {"/a/slurm.conf": 200.0}
-    assert index.silent_since(250.0) == {}
-    index.note_silence("/a/slurm.conf", None)
-    assert index.silent_since(0.0) == {}
+    for word in ("unheard-of", "17"):
+        with pytest.raises(UserError, match="there is no run") as raised:
+            find_run(word, BASE)
+        assert str(raised.value).count("Slurm does not answer: nothing within 0 s (squeue, asked once") == 1
 
 
 # by a job's id
@@ -223,7 +176,7 @@ def test_a_remembered_job_is_found_without_questions(tmp_path: Path, cluster: Cl
     run = tmp_path / "x" / "a"
     launch(run, job_id="16")
     launch(run, 2, job_id="17")
-    remember(run, 2)
+    remember(run)
     assert find_run("17", BASE) == RunRef(run, 2)
     assert find_run("17_3", BASE) == RunRef(run, 2, "3")
     assert cluster.questions == []
@@ -336,7 +289,7 @@ def test_a_tree_that_was_moved_is_found(tmp_path: Path, cwd: Path) -> None:
     assert find_run("17", BASE) == RunRef(cwd / "results" / "a", 1)
     with pytest.raises(UserError):
         find_run("nowhere", BASE)
-    assert Index().trees() == [cwd / "results"]
+    assert remembered_trees() == [cwd / "results"]
     (cwd / "results" / "a").rename(cwd / "results" / "b")
     assert find_run("17", BASE) == RunRef(cwd / "results" / "b", 1)
     assert find_run("b", BASE) == find_run("a", BASE) == RunRef(cwd / "results" / "b")
@@ -355,7 +308,7 @@ def test_a_run_that_was_moved_between_known_trees_is_found(tmp_path: Path) -> No
     for word in ("17", "a"):
         with pytest.raises(UserError, match="no run"):
             find_run(word, BASE)
-    assert [entry.run for entry in Index().entries()] == ["stays_in_x"]
+    assert find_run("stays_in_x", BASE).run_dir.parent == tmp_path / "x"
 
 
 def test_a_copy_is_the_same_launch(tmp_path: Path, cwd: Path) -> None:
@@ -419,7 +372,9 @@ def test_obstacles_in_a_tree_do_not_stop_the_search(tmp_path: Path) -> None:
     (tree / "broken" / "launches" / "1").mkdir(parents=True)
     (tree / "broken" / "launches" / "1" / "launcher.json").write_text("{")
     launch(tree / "odd", job_id=17, run=None, tag=["x"])
-    paths = {entry.run_dir.relative_to(tree).as_posix() for entry in RunLocator(tree).launches([tree])}
+    paths = {
+        launch.paths.run_dir.relative_to(tree).as_posix() for launch in RunLocator(tree).launches([tree])
+    }
     assert paths == {"a", "1/2/3/c"}
     assert find_run("odd", tree).run_dir == tree / "odd"
     assert find_run("broken", tree).run_dir == tree / "broken"
@@ -438,7 +393,7 @@ def find_as(user: int, cache: Path, base: Path, words: Sequence[str]) -> list[st
             os.setgid(user)
             os.setuid(user)
             os.environ["SLIPWAY_CACHE_DIR"] = str(cache)
-            RunLocator._clusters = []  # type: ignore[assignment]
+            RunLocator._schedulers = []  # type: ignore[assignment]
             os.write(sender, "\n".join(name_of(word, base) for word in words).encode())
             code = 0
         except BaseException:
@@ -482,10 +437,9 @@ def test_two_users_find_each_others_runs(tmp_path: Path, other_user: int) -> Non
     assert find_run("6", tree) == RunRef(theirs, 1)
 
 
-def test_two_thousand_launches_are_indexed(tmp_path: Path) -> None:
+def test_one_of_two_thousand_launches_is_found(tmp_path: Path) -> None:
     for number in range(2000):
         launch(tmp_path / "x" / f"run_{number // 4}", number % 4 + 1, job_id=str(number + 1))
     assert find_run("2000", tmp_path / "x") == RunRef(tmp_path / "x" / "run_499", 4)
-    assert len(Index().entries()) == 2000
     assert find_run("8", BASE) == RunRef(tmp_path / "x" / "run_1", 4)
     assert find_run("run_250", BASE) == RunRef(tmp_path / "x" / "run_250")

@@ -22,11 +22,11 @@ from launcher.config.compose import compose
 from launcher.config.stored import stored_text
 from launcher.drafting import Request, drafts
 from launcher.errors import UserError
-from launcher.jobs.locator import RunLocator, _Cluster
+from launcher.jobs.locator import RunLocator, originals
 from launcher.jobs.lookup import find_run
 from launcher.launching import launch_stages
 from launcher.rendering.render import TEMPLATE_DIR
-from launcher.runs.index import Index
+from launcher.runs.known_trees import forget_trees
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.schedulers.base import ChainJobs, FoundJobs, JobRef, JobStatus, Submission
 from launcher.schedulers.local import LocalScheduler
@@ -226,7 +226,7 @@ def test_jobs_of_others_on_this_machine_break_no_look_up(
     try:
         assert job.stdout is not None and job.stdout.readline() == b"\n"
         os.seteuid(other_user)
-        monkeypatch.setattr(RunLocator, "_clusters", [_Cluster("", LocalScheduler(), 5.0)])
+        monkeypatch.setattr(RunLocator, "_schedulers", [LocalScheduler()])
         locator = RunLocator(tmp_path / "none")
         assert locator.located(str(job.pid)) == [] and tmp_path not in locator.trees_of_jobs()
         assert all("does not answer" not in remark for remark in locator.remarks)
@@ -259,10 +259,8 @@ def test_a_copy_of_somebody_else_is_not_the_original(tmp_path: Path, name: str, 
     if is_seen_first:
         find_run(str(theirs), tree)
     assert find_run("17", tree).run_dir == run
-    assert {entry.run_dir for entry in Index().with_job("17")} == {run}
     assert find_run("gpt", tmp_path / "tree").run_dir == run
-    locator = RunLocator(tree)
-    assert [entry.run_dir for entry in locator.originals(locator.launches())] == [run]
+    assert [launch.paths.run_dir for launch in originals(RunLocator(tree).launches())] == [run]
 
 
 @as_root
@@ -273,10 +271,10 @@ def test_the_scheduler_tells_where_the_original_of_a_job_is(
     directory = launch(mine, job_id="17", tag="mine")
     theirs = copy_of(mine, tree / "gpt")
     cluster = Cluster(jobs={"17": directory / "submitted" / "mine.1_submission.sh"})
-    monkeypatch.setattr(RunLocator, "_clusters", [_Cluster("", cluster, 5.0)])  # type: ignore[arg-type]
+    monkeypatch.setattr(RunLocator, "_schedulers", [cluster])
     assert find_run("17", tree).run_dir == mine
     cluster.jobs = {}
-    Index().forget([mine])
+    forget_trees([mine.parent])
     assert find_run("17", tree).run_dir == theirs, "of what nobody else knows the copy is shown"
 
 

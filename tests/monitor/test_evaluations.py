@@ -196,8 +196,8 @@ def test_the_history_knows_where_trainers_began() -> None:
         for first, began in ((20, 2000.0), (30, 3000.0))
     ]
     rows = [
-        LaunchRow(1, None, status, Steps(0, 40), started=1000.0),
-        LaunchRow(2, None, status, Steps(20, 40), attempts=attempts, started=2000.0),
-        LaunchRow(3, None, status, Steps(None, None), started=4000.0),  # it has taken no step
+        LaunchRow(1, status, Steps(0, 40), started=1000.0),
+        LaunchRow(2, status, Steps(20, 40), attempts=attempts, started=2000.0),
+        LaunchRow(3, status, Steps(None, None), started=4000.0),  # it has taken no step
     ]
     assert {(0, 1000.0), (20, 2000.0), (30, 3000.0)} == set(starts_of(rows))

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from job_marks import leave_marks
 from monitor_samples import Runs, append, log, whole_training
 
 from launcher.runs import trust
-from launcher.runs.index import Index
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.commands import Retry
 
@@ -378,19 +377,6 @@ def test_templates_of_another_user_are_not_rendered(tree: Tree) -> None:
             path.chmod(0o755)
         assert run(tree.base, "render", "--task", f"--launch-dir={launch}")[0] == 0  # own ones are trusted
         (tree.root / "canary").unlink()
-
-
-def test_the_index_drops_clusters_that_are_not_trusted(tree: Tree) -> None:
-    """The index of an earlier version has such clusters, and the look-up of another id asked them."""
-    evil = evil_configuration(tree.root)
-    with planted_run(tree, HostileRun({"slurm_conf": str(evil)}, None)):
-        _, _, err = run(tree.base, "status", "4711")
-        assert f"SLURM_CONF={evil}, which is not trusted" in err
-        (entry,) = [entry for entry in Index().entries() if entry.run == "theirs"]
-        assert entry.slurm_conf is None
-        Index().remember([replace(entry, slurm_conf=str(evil))])
-        run(tree.base, "status", "4711")
-        assert str(evil) not in (tree.root / "configurations").read_text().split()
 
 
 def test_own_cluster_is_asked(tree: Tree) -> None:

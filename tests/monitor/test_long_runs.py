@@ -25,7 +25,6 @@ from launcher.monitor.events import (
     Train,
     Validation,
     parse_event,
-    parse_step,
 )
 from launcher.monitor.evidence import PATTERNS, find_errors
 from launcher.monitor.readers import NemoReader
@@ -125,45 +124,6 @@ def test_columns_agree_with_dictionaries(stream: list[Event]) -> None:
     assert curves.tokens_per_second == (sum(tokens for tokens, _ in timed) / seconds if seconds else None)
 
 
-NUMBERS = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.floats(), st.just("7"), st.just([])
-)
-KEYS = [*step_event(1), "path", "val_loss", "reason", "max_steps"]
-
-
-@SMALL
-@given(st.dictionaries(st.sampled_from(KEYS[1:]), NUMBERS, max_size=4), st.randoms(), st.booleans())
-def test_the_quick_parser_agrees_with_json(changes: dict[str, Any], chance: Any, shuffled: bool) -> None:
-    content = {**step_event(3), **changes}
-    names = list(content)
-    if shuffled:
-        chance.shuffle(names)
-    line = json.dumps({name: content[name] for name in names})
-    quick = parse_step(line.encode() + b"\n")
-    assert quick is None or repr(quick) == repr(parse_event(line))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        ('"step": 3', '"step": 03'),
-        ('"step": 3', '"step": 3, "step": 4'),
-        ('"loss": 2.5', '"loss": 2.'),
-        ('"loss": 2.5', '"loss": 1e'),
-        ('"loss": 2.5', '"loss": --2'),
-        ('"mfu": null', '"mfu": {"tokens": 7}'),
-        ('"mfu": null', '"mfu": null, "tokens": 7'),
-        ('"mfu": null', '"mfu": nul'),
-        ("}", "} }"),
-        ('{"kind"', '{"kind": "end", "kind"'),
-    ],
-)
-def test_lines_that_only_look_like_steps_are_left_to_json(change: tuple[str, str]) -> None:
-    line = json.dumps(step_event(3))
-    assert parse_step(line.encode()) == parse_event(line)
-    assert change[0] in line and parse_step(line.replace(*change).encode()) is None
-
-
 def test_an_event_with_an_impossible_number_is_ignored() -> None:
     for change in ({"step": 1 << 63}, {"time": "x"}, {"step": 1e300}):
         assert parse_event(json.dumps({**step_event(3), **change})) is None
@@ -236,9 +196,7 @@ def test_smoothing_at_some_points_agrees_with_smoothing_all(values: list[float],
 
 
 PIECES = st.one_of(
-    st.sampled_from(
-        [*(pattern.decode() for pattern in PATTERNS), "; rendezvous at ", "error", "Exception ignored in"]
-    ),
+    st.sampled_from([*PATTERNS, "; rendezvous at ", "error", "Exception ignored in"]),
     st.sampled_from(["\n", "\r", "x\n", "  File y\n", "ValueError: z\n", "Exited with exit code 75\n"]),
     st.sampled_from(["the training loss of step 3 is nan", "the gradient norm is -inf\n", " is nan"]),
     st.text("ab \n", max_size=30),
@@ -252,16 +210,29 @@ def test_errors_found_in_blocks_are_those_of_the_whole_log(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "log.out"
     path.write_text(text)
-    since = b"; rendezvous at " if is_requeued else None
+    since = "; rendezvous at " if is_requeued else None
     whole = find_errors(path, since)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "_BLOCK_BYTES", block)
+        patch.setattr(evidence, "_BLOCK_CHARACTERS", block)
         assert find_errors(path, since) == whole
     begin = max(text.rfind("; rendezvous at "), 0) if is_requeued else 0
     harmless = ("srun: error: ", "Traceback (most recent call last)")
-    if any(pattern.decode() in text[begin:] for pattern in PATTERNS if pattern.decode() not in harmless):
+    if any(pattern in text[begin:] for pattern in PATTERNS if pattern not in harmless):
         assert whole.errors
-    assert (whole.divergence is not None) == bool(evidence._DIVERGED.search(text.encode(), begin))
+    assert (whole.divergence is not None) == bool(evidence._DIVERGED.search(text.replace("\r", "\n"), begin))
+
+
+def test_an_error_within_a_stack_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "Exception ignored in: x\nTraceback (most recent call last)\n a\nKeyError: 1\n"
+        "Traceback (most recent call last)\r\n  File y, NCCL error Å\r\nValueError: z\nsrun: error: n1: b\n"
+        "srun: error: n2: Exited with exit code 75\n"
+    )
+    assert find_errors(tmp_path / "log").errors == [
+        "ValueError: z",
+        "File y, NCCL error Å",
+        "srun: error: n1: b",
+    ]
 
 
 def progress_lines(steps: int) -> str:

@@ -28,9 +28,10 @@ from monitor_samples import (
 
 from launcher.cli.status import _look as look
 from launcher.errors import UserError
-from launcher.jobs.lookup import find_run
-from launcher.monitor.run_status import collect_status
-from launcher.monitor.watching import StatusPoller, draw
+from launcher.jobs.lookup import RunRef, find_run
+from launcher.monitor.polling import StatusPoller
+from launcher.monitor.run_status import StatusRow, collect_status
+from launcher.monitor.watching import draw
 from launcher.runs.provenance import user
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
@@ -198,7 +199,7 @@ def test_a_run_that_is_removed_has_not_completed(runs: Runs, scheduler: FakeSche
     scheduler.set("2", RUNNING)
     refs = [find_run(name, runs.base) for name in ("kept", "gone")]
     shutil.rmtree(runs.base / "gone")
-    states = {row.run: row.status.state for row in look(refs, runs.base)}
+    states = {row.run: row.state for row in look(refs, runs.base)}
     assert states == {"kept": State.COMPLETED, "gone": State.UNKNOWN}
 
 
@@ -298,7 +299,7 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
     scheduler.set("1", RUNNING)
     scheduler.set("2", COMPLETED)
     with StatusPoller(
-        lambda: collect_status([runs.base / "a", runs.base / "b"]), 0.02, blind_patience=30.0
+        lambda: collect_status([RunRef(runs.base / "a"), RunRef(runs.base / "b")]), 0.02, blind_patience=30.0
     ) as poller:
         assert poller.snapshot().states == [State.RUNNING, State.COMPLETED]
         assert poller.snapshot().silent is None
@@ -309,8 +310,8 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
         assert snapshot.why == "squeue: Connection refused" and not snapshot.is_over
         assert snapshot.states == [State.UNKNOWN, State.COMPLETED]  # the second has left marks
         first = snapshot.rows[0]
-        assert first.status.reason == "no answer; before that RUNNING"
-        assert (first.status.nodes, first.status.elapsed) == ("n[1-2]", "00:00:50")
+        assert first.reason == "no answer; before that RUNNING"
+        assert (first.nodes, first.elapsed) == ("n[1-2]", "00:00:50")
         assert first.progress.step == 100
         scheduler.error = None
         _until(lambda: poller.snapshot().silent is None)
@@ -320,10 +321,10 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
 def test_a_scheduler_that_hangs_is_silent_too(
     runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.monitor.watching._STALE_SECONDS", 0.1)
+    monkeypatch.setattr("launcher.monitor.polling._STALE_SECONDS", 0.1)
     runs.launch("a", job_id="1")
     scheduler.set("1", RUNNING)
-    rows, hang = collect_status([runs.base / "a"]), threading.Event()
+    rows, hang = collect_status([RunRef(runs.base / "a")]), threading.Event()
     answers = iter([rows, rows])
 
     def hanging() -> list[object]:
@@ -370,7 +371,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_jobs(
     assert "the jobs continue" in capsys.readouterr().err
 
 
-def screen(poller: StatusPoller, width: int, height: int) -> list[str]:
+def screen(poller: StatusPoller[StatusRow], width: int, height: int) -> list[str]:
     from rich.console import Console
 
     stream = io.StringIO()
@@ -386,7 +387,7 @@ def test_the_table_fits_on_any_screen(runs: Runs, scheduler: FakeScheduler, widt
         scheduler.set(str(1 + number), COMPLETED if number < 37 else PENDING)
     scheduler.set("40", JobStatus(State.RUNNING, None, "n[1,3,5,7,9,11,13,15,17,19,21-99]", "00:00:50"))
     poller = StatusPoller(
-        lambda: collect_status([runs.base / f"run{number:02}" for number in range(40)]), 5.0
+        lambda: collect_status([RunRef(runs.base / f"run{number:02}") for number in range(40)]), 5.0
     )
     lines = screen(poller, width, height)
     assert len(lines) <= height and max(map(len, lines)) <= width

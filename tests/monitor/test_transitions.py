@@ -149,14 +149,15 @@ def test_a_time_is_shown_in_a_few_characters() -> None:
 def test_a_narrow_terminal_keeps_the_column_since(
     runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from launcher.jobs.lookup import RunRef
     from launcher.monitor.run_status import as_table, collect_status
     from launcher.ui.tables import rich_table
 
     launch = runs.launch("gpt3_126m_with_a_name")
     leave_marks(launch, "11", started=datetime.now(UTC).timestamp())
     scheduler.set("11", RUNNING)
-    rows = collect_status([runs.base / "gpt3_126m_with_a_name"])
-    table = rich_table(*as_table(rows), [row.status.state for row in rows], 80)
+    rows = collect_status([RunRef(runs.base / "gpt3_126m_with_a_name")])
+    table = rich_table(*as_table(rows), [row.state for row in rows], 80)
     names = [str(column.header) for column in table.columns]
     assert {"run", "job", "state", "since"} <= set(names)
 

@@ -156,12 +156,12 @@ def test_a_scheduler_that_hangs_is_not_taken_for_a_running_job(runs: Runs, sched
         return answer
 
     scheduler.statuses = hanging  # type: ignore[method-assign]
-    with polling.JobPoller(open_launch(runs.base / "gpt3_tiny"), patience=0.5) as poller:
-        assert poller.status == RUNNING
+    with polling.job_poller(open_launch(runs.base / "gpt3_tiny"), patience=0.5) as poller:
+        assert poller.snapshot().states == [State.RUNNING]
         hang.wait(0.6)
-        assert poller.is_over and poller.status.state is State.UNKNOWN
-        poller.alive()  # the trainer still tells of steps
-        assert not poller.is_over
+        assert poller.snapshot().is_over and poller.snapshot().states == [State.UNKNOWN]
+        poller.alive()  # the trainer still records steps
+        assert not poller.snapshot().is_over
     hang.set()
 
 
@@ -178,7 +178,7 @@ def test_the_live_panel(runs: Runs, scheduler: FakeScheduler) -> None:
     screen = io.StringIO()
     launch = open_launch(runs.base / "gpt3_tiny")
     console = Console(file=screen, force_terminal=True, width=80, color_system=None)
-    assert follow_launch(launch, LiveView(launch, console)) == COMPLETED
+    assert follow_launch(launch, LiveView(launch, console)).state is State.COMPLETED
     last = screen.getvalue().rpartition("╭")[2]
     for words in (
         "gpt3_tiny · launch 1",

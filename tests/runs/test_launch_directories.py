@@ -315,6 +315,6 @@ def test_state_is_unknown_while_the_scheduler_cannot_be_asked(
     lost = replace(launched.manifest, job_id=None, created="2020-01-01T00:00:00Z", scheduler="slurm")
     write_manifest(launched.paths.directory, replace(lost, slurm_conf=str(tmp_path / "gone.conf")))
     opened = open_launch(launched.paths.run_dir)
-    status = poll([opened])[0].status
+    status = poll([opened])[0]
     assert status.state is State.UNKNOWN
     assert "gone.conf" in (status.reason or "")

@@ -78,7 +78,7 @@ def test_only_an_interrupted_wait_says_that_it_stopped_waiting(
 def test_table_has_the_reason_why_a_point_failed(tmp_path: Path) -> None:
     """The table has the job's own reason, beside the exit code."""
     status = JobStatus(State.FAILED, "exit code 1", exit_code=1, why="a library was missing")
-    row = StatusRow(tmp_path / "seed=7", None, status)
+    row = StatusRow.extending(status, run_dir=tmp_path / "seed=7")
     (cells,) = Results({SEED: "seed"}, [Result(1, "seed=7", {SEED: "7"}, row)]).rows()
     assert cells[-1] == "exit code 1: a library was missing"
     assert "FAILED (exit code 1: a library was missing)" in as_line(row)

@@ -1,4 +1,4 @@
-"""Finding a run on a real Slurm: with a deleted index, in a moved tree, and from another directory."""
+"""Finding a run on a real Slurm: without remembered trees, in a moved tree, and from another directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]",
 
 
 class Shell:
-    """A user's shell, with its working directory and its index."""
+    """A user's shell, with its working directory and the trees that it remembers."""
 
     def __init__(self, directory: Path, conf: str, cache: Path, **environment: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,9 @@ class Shell:
 
 
 @pytest.mark.slurm
-def test_a_run_is_found_without_its_index_and_in_a_moved_tree(tmp_path: Path, sandbox: Sandbox) -> None:
+def test_a_run_is_found_without_remembered_trees_and_in_a_moved_tree(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
     conf = sandbox.environment()["SLURM_CONF"]
     user = Shell(tmp_path / "project", conf, tmp_path / "cache")
     run_dir, job = user.launch("data_preparation.run.name=found_again")
@@ -57,7 +59,7 @@ def test_a_run_is_found_without_its_index_and_in_a_moved_tree(tmp_path: Path, sa
         rows = json.loads(elsewhere.slipway("list", "--all", "--json"))
         assert [(row["run_dir"], row["launches"]) for row in rows] == [(str(run_dir), 2)]
 
-        # By the index; then, without one, by what Slurm knows of the jobs.
+        # In the remembered trees; then, without them, by what Slurm knows of the jobs.
         for shell in (elsewhere, colleague):
             assert shell.origin(job)["directory"] == f"{run_dir}/launches/1"
             assert shell.origin(second)["directory"] == f"{run_dir}/launches/2"
