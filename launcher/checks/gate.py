@@ -12,7 +12,7 @@ from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering import configuration, earlier, host, images, paths
 from launcher.checks.registry import CHECKS, require_known, run_checks, worst_first
-from launcher.checks.rules.files import MACHINE, SCHEDULER
+from launcher.checks.rules.launch import MACHINE, SCHEDULER
 from launcher.checks.site_rules import site_findings
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError

@@ -15,7 +15,8 @@ from typing import Any
 
 from launcher.checks.findings import Severity
 from launcher.checks.gathering.host import ask_cluster, host_facts
-from launcher.checks.rules.files import engine_of_image, machine_problems
+from launcher.checks.rules.images import engine_of_image
+from launcher.checks.rules.launch import machine_problems
 from launcher.checks.site_rules import read_rules
 from launcher.config.compose import tree_roots
 from launcher.config.site_trees import why_open

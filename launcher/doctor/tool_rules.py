@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.checks.rules.files import engine_fit
+from launcher.checks.rules.images import engine_fit
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
 from launcher.doctor.report import PYTHON, Line, Status, missing, ok, release_status, unknown, warning
 from launcher.estimates.values import memory_text

@@ -10,7 +10,7 @@ import pytest
 from launcher.checks.facts import Facts, LocalPath, LocalPaths, PathFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.registry import run_checks
-from launcher.checks.rules.files import checkpoint_problems
+from launcher.checks.rules.space import checkpoint_problems
 from launcher.estimates.cost import Checkpoints, bytes_of_save, checkpoints_of
 from launcher.estimates.training import model_size
 from launcher.estimates.values import Values

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from launcher.checks.facts import HostFacts, Interpreter
 from launcher.checks.gathering.path_resolver import is_sandbox_of
 from launcher.checks.rules.cluster import ClusterRequest
-from launcher.checks.rules.files import LIBRARIES
+from launcher.checks.rules.launch import LIBRARIES
 from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
 from launcher.plan import Job, Plan
