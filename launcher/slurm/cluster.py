@@ -38,6 +38,7 @@ _GRES = re.compile(
 )
 
 _NOTHING: Mapping[str, int] = {}
+_NO_VALUES: Mapping[str, str] = {}
 
 
 class Partition(NamedTuple):
@@ -124,7 +125,7 @@ class Settings(NamedTuple):
     """The settings of the whole cluster, of its `name`.
 
     `enforced` is Slurm's AccountingStorageEnforce, in lower case. With `has_filters` plugins of the site may
-    change what a job asks for: its partition, account and QOS.
+    change what a job asks for: its partition, account and QOS. `values` are all settings, in Slurm's words.
     """
 
     max_array: int | None = None
@@ -133,6 +134,7 @@ class Settings(NamedTuple):
     enforced: frozenset[str] = frozenset()
     has_filters: bool = False
     name: str | None = None
+    values: Mapping[str, str] = _NO_VALUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,11 @@ class ClusterFacts:
     qos: tuple[Qos, ...] | None = None
     pyxis: bool | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def why_silent(self) -> str | None:
+        """The reason why Slurm does not answer; None if it does."""
+        return self.missing.get("settings")
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
@@ -208,6 +215,7 @@ def parse_settings(text: str) -> Settings:
     }
     enforced = values.get("AccountingStorageEnforce", "none").lower().split(",")
     return Settings(
+        values=values,
         name=values.get("ClusterName") or None,
         max_array=_leading_int(values.get("MaxArraySize")),
         max_jobs=_leading_int(values.get("MaxJobCount")),

@@ -435,9 +435,7 @@ JOB_CASES = [
     ),
     bad("cluster.cpus", {}, "can give 128 CPUs for 8 tasks", **cluster_request({"cpus_per_task": 16})),
     bad("cluster.memory", {}, "can give 1048576M of memory", **cluster_request({"memory": "1T"})),
-    bad(
-        "cluster.account", {}, "no jobs of account research", **closed_to("denied_accounts", "research")
-    ),
+    bad("cluster.account", {}, "no jobs of account research", **closed_to("denied_accounts", "research")),
     bad("cluster.qos", {}, "takes no jobs of QOS normal", **closed_to("denied_qos", "normal")),
     bad("cluster.partitions", {}, "none of them takes the job", **CLOSED_TO_EACH),
     bad("cluster.array", {}, "this Slurm has room for", **with_array(10_001)),
