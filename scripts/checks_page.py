@@ -8,7 +8,6 @@ hand into the last two cells of its row, which the script keeps.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
@@ -17,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from launcher.checks.registry import CHECKS  # noqa: E402
+from scripts.generated_pages import main  # noqa: E402
 
-PAGE = ROOT / "docs" / "checks.md"
 _HEAD = "| id | checks that | finds | severity |\n|---|---|---|---|\n"
 _TABLE = re.compile(rf"{re.escape(_HEAD)}(?:\|.*\n)*")
 _ROW = re.compile(r"\| `(?P<id>[\w.]+)` \|[^|]*\| (?P<by_hand>.*) \|")
@@ -31,19 +30,5 @@ def page(text: str) -> str:
     return _TABLE.sub(lambda _: f"{_HEAD}{''.join(rows)}", text, count=1)
 
 
-def main() -> int:
-    """Write the page, or report whether it is stale."""
-    parser = argparse.ArgumentParser(description="Write the table of checks into docs/checks.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if it is stale")
-    before = PAGE.read_text(encoding="utf-8")
-    after = page(before)
-    if not parser.parse_args().check:
-        PAGE.write_text(after, encoding="utf-8")
-    elif before != after:
-        print("docs/checks.md is stale: python scripts/checks_page.py", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("checks.md", page))

@@ -61,6 +61,7 @@ class PathFacts:
     script: tuple[MissingPath, ...] | None = None
     mounts: tuple[MissingPath, ...] | None = None
     sources: tuple[MissingPath, ...] | None = None
+    secrets: tuple[MissingPath, ...] | None = None
     results: tuple[MissingPath, ...] | None = None
     local: LocalPaths | None = None
     free_bytes: int | None = None
@@ -182,9 +183,8 @@ class Facts:
     shipped_keys: frozenset[str] | None = None
     # Other run directories whose newest launch has the name of this plan's job.
     same_job_name: tuple[str, ...] | None = None
-    # Files of secrets that others may read, by their variable, and those that the job may not read.
+    # Files of secrets that others may read, by their variable.
     open_secrets: Mapping[str, str] | None = None
-    missing_secrets: tuple[MissingPath, ...] | None = None
     paths: PathFacts | None = None
     image: ImageFacts | None = None
     # The newest launch of the run; None if no training is planned.

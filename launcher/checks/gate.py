@@ -156,7 +156,6 @@ GATHERERS: Mapping[str, _Gatherer] = {
 LOOKING_GATHERERS: Mapping[str, _Gatherer] = {
     "same_job_name": _each(earlier.same_job_name),
     "open_secrets": _each(paths.open_secrets),
-    "missing_secrets": _each(paths.missing_secrets),
     "paths": _each(paths.path_facts),
     "image": _each(partial(images.image_facts, look=True)),
     "earlier": _each(earlier.earlier_training),
@@ -182,7 +181,7 @@ def show_to_scheduler(
     if plan.scheduler != "slurm" and validate is None:
         answer = SubmissionFacts(None, missing={"is_refused": f"cluster.scheduler={plan.scheduler}"})
     else:
-        # Of a workspace what it asks for is shown: salloc itself cannot be asked beforehand.
+        # salloc has no --test-only: test the same request with sbatch.
         script = empty_script(plan) if plan.job.stage == WORKSPACE else report.draft.script
         validate = validate or scheduler_for(plan.scheduler, plan.slurm_conf).validate
         try:

@@ -90,7 +90,7 @@ def chain(links: int = 3, **queue: Any) -> dict[str, Any]:
 
 def missing_secret(certain: bool) -> Facts:
     secret = MissingPath("env_files.HF_TOKEN", "/no/x", "there is no such file", certain)
-    return replace(KNOWN, missing_secrets=(secret,))
+    return replace(KNOWN, paths=PathFacts(secrets=(secret,)))
 
 
 def conversion(free_bytes: int, dtype: str | None = None) -> dict[str, Any]:

@@ -273,9 +273,7 @@ JOB_CASES = [
     ),
     good("secret.permissions", {}),
     bad("secret.file", {}, "env_files.HF_TOKEN='/no/x': there is no such file", facts=missing_secret(True)),
-    warns(
-        "secret.file", {}, "there is no such file on this machine; every node", facts=missing_secret(False)
-    ),
+    warns("secret.file", {}, "there is no such file", facts=missing_secret(False)),
     good("secret.file", {}),
     # paths
     bad(

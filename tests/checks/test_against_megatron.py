@@ -161,12 +161,6 @@ def _suggested_changes(fix: str) -> Iterator[dict[str, Any]]:
         for words, key in _SUGGESTED_KEYS.items():
             if start.startswith(words):
                 yield from ({key: int(size)} for size in re.findall(r"\d+", values.partition(" (")[0]))
-        if start.startswith("tensor × pipeline that would do"):
-            for tensor, pipeline in re.findall(r"(\d+) × (\d+)", values):
-                yield {
-                    "model.tensor_model_parallel_size": int(tensor),
-                    "model.pipeline_model_parallel_size": int(pipeline),
-                }
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,6 @@ def test_unknown_facts_skip_a_check() -> None:
         "engine.megatron",
         "job.python",
         "run.singleton",
-        "secret.file",
         "secret.permissions",
     ]
     assert [finding.id for finding in findings] == skipped

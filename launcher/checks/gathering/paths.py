@@ -22,7 +22,7 @@ from launcher.checks.gathering.data import (
     tokenizer_files,
 )
 from launcher.checks.gathering.images import fetched_at_once, missing_image
-from launcher.checks.gathering.path_resolver import PathResolver, is_there, tells_of
+from launcher.checks.gathering.path_resolver import PathResolver, is_there, is_visible
 from launcher.drafting import Draft
 from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
@@ -60,6 +60,7 @@ def path_facts(draft: Draft) -> PathFacts:
         script=missing_script(resolver),
         mounts=missing_mounts(resolver),
         sources=missing_sources(resolver) if source is None else source,
+        secrets=missing_secrets(resolver),
         results=_not_writable(draft),
         local=local,
         checkpoints_there=_entries(checkpoints),
@@ -120,7 +121,7 @@ def missing_mounts(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     lost = []
     for source in dict.fromkeys(mount.source for mount in container.mounts):
         path = Path(source)
-        if source not in SOURCES_WITHOUT_PATH and not is_there(path) and not resolver.makes(path):
+        if source not in SOURCES_WITHOUT_PATH and not is_there(path) and not resolver.creates(path):
             key, fix = _named(resolver, path)
             why = "there is no such file or directory to mount"
             lost.append(resolver.missing(key, source, why, fix, at=path))
@@ -161,7 +162,7 @@ def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     node, lost = "data_preparation", []
     for path in local_inputs(preparation):
         place = directory_of(path)
-        why = _why_no_source(path, place) if not resolver.comes_later(place) else None
+        why = _why_no_source(path, place) if not resolver.is_created_later(place) else None
         if why is not None:
             fix = nearest_files(place)
             lost.append(resolver.missing(f"{node}.inputs", str(path), why, fix, at=place))
@@ -222,7 +223,7 @@ def _missing_program(resolver: PathResolver, program: str) -> tuple[MissingPath,
         fix = "its whole path, or an image that has it: command.container=..."
         return (resolver.missing(key, program, why, fix, certain=resolver.nodes_are_here),)
     assert path is not None
-    if resolver.comes_later(path) or (path.is_file() and os.access(path, os.X_OK)):
+    if resolver.is_created_later(path) or (path.is_file() and os.access(path, os.X_OK)):
         return ()
     fix = nearest_files(path)
     if path.is_dir():
@@ -255,15 +256,14 @@ def open_secrets(draft: Draft) -> dict[str, str]:
     return files
 
 
-def missing_secrets(draft: Draft) -> tuple[MissingPath, ...]:
+def missing_secrets(resolver: PathResolver) -> tuple[MissingPath, ...]:
     """Return the files of secrets that do not exist, or that the user may not read."""
-    config = draft.composition.config
-    lost = []
-    for variable, path in draft.plan.job.environment_files.items():
-        why = _why_lost(path)
-        if why is not None:
-            key = f"env_files.{variable}" if variable in config.env_files else "wandb_api_key_file"
-            lost.append(MissingPath(key, path, why, certain=tells_of(Path(path))))
+    files, lost = resolver.draft.composition.config.env_files, []
+    for variable, path in resolver.plan.job.environment_files.items():
+        if (why := _why_lost(path)) is not None:
+            key = f"env_files.{variable}" if variable in files else "wandb_api_key_file"
+            fix = f"the whole path of a file whose first line is the secret, or {key}=null"
+            lost.append(resolver.missing(key, path, why, fix, certain=is_visible(Path(path))))
     return tuple(lost)
 
 

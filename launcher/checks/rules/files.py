@@ -50,14 +50,6 @@ def _where(path: facts.LocalPath) -> str:
     return f"it lies on a file system of this machine's own ({path.kind}, mounted at {path.mount})"
 
 
-@check("secret.file", "files of secrets are there, and can be read", "missing_secrets")
-def file_problems(missing_secrets: tuple[facts.MissingPath, ...]) -> Iterator[Finding]:
-    for lost in missing_secrets:
-        fix = f"the whole path of a file whose first line is the secret, or {lost.key}=null"
-        tell, where = (error, "") if lost.certain else (warning, " on this machine; every node must have it")
-        yield tell(lost.key, lost.path, f"{lost.why}{where}", fix)
-
-
 @check("secret.permissions", "files of secrets are their owner's alone", "open_secrets")
 def permission_problems(open_secrets: Mapping[str, str]) -> Iterator[Finding]:
     for variable, path in open_secrets.items():
@@ -71,7 +63,8 @@ CHECKS = (
         "tokens",
         "the data were made by the training's tokenizer, and their documents end with its token",
     ),
-    *(file_problems, permission_problems),
+    path_check("secret.file", "secrets", "files of secrets are there, and can be read"),
+    permission_problems,
     path_check("path.tokenizer", "tokenizer", "the tokenizer's files are there, and what they should be"),
     path_check("path.data", "data", "the data sets are there, each .idx and .bin of as many tokens"),
     path_check("path.sources", "sources", "what a data preparation, conversion or evaluation reads is there"),
