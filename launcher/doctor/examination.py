@@ -6,14 +6,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from launcher.checks.findings import Finding, Severity
+from launcher.checks.findings import Finding
 from launcher.checks.gathering.host import ask_cluster, host_facts
 from launcher.checks.rules.images import engine_of_image
 from launcher.checks.rules.launch import machine_problems
@@ -57,8 +57,7 @@ _ENROOT_MACHINE = re.compile(r"^\s*machine\s+(\S+)", re.MULTILINE)
 class Examination:
     """The facts that the rules are functions of.
 
-    `trainer` is True if the tasks' interpreter will do here, and a message about it; None if the launch uses
-    none.
+    `trainer` has the findings about the tasks' interpreter; it is None if the launch uses none.
     """
 
     needs: Requirements
@@ -68,7 +67,7 @@ class Examination:
     credentials: tuple[Credentials, ...]
     launcher: str
     versions: dict[str, str | None]
-    trainer: tuple[bool, str] | None
+    trainer: Sequence[Finding] | None
     python: str | None
     answers: Answers | None = None
     trees: tuple[Finding, ...] = ()
@@ -124,7 +123,7 @@ def examine(
         credentials=tuple(credentials()),
         launcher=f"{sys.version.split()[0]}, {sys.executable}",
         versions={name: version_of(name) for names, _ in tools.EXTRAS.values() for name in names},
-        trainer=trainer_of(draft, needs),
+        trainer=trainer_findings(draft, needs),
         python=python,
         trees=(tools.tree_line(tree_roots(config_dirs), filter(None, map(why_open, config_dirs))),),
         answers=answers,
@@ -145,11 +144,11 @@ def _startable(needs: Requirements, image: Image | None) -> str:
 
 def apply_rules(examination: Examination) -> list[Finding]:
     """Return the report of what was gathered."""
-    reports: list[tuple[str, Iterable[Finding]]] = [("here", _of_this_machine(examination))]
+    reports: list[tuple[str, Iterable[Finding]]] = [("here", _examine_this_machine(examination))]
     answers = examination.answers
     if answers is not None:
         reports += [(name, [_job_python(None)]) for name in answers.unprobed]
-        reports += [(machine.host, _of_node(machine, examination)) for machine in answers.machines]
+        reports += [(machine.host, _examine_node(machine, examination)) for machine in answers.machines]
         started = answers.started or ()
         reports += [(name, [ok("container", "the image starts there", needed=True)]) for name in started]
         if answers.started is not None and len(started) < answers.requested:
@@ -171,7 +170,7 @@ def apply_rules(examination: Examination) -> list[Finding]:
     return merged(reports)
 
 
-def _of_this_machine(examination: Examination) -> Iterator[Finding]:
+def _examine_this_machine(examination: Examination) -> Iterator[Finding]:
     machine, needs, image = examination.here, examination.needs, examination.image
     yield from examination.trees
     if examination.slurm is not None:
@@ -192,7 +191,7 @@ def _of_this_machine(examination: Examination) -> Iterator[Finding]:
     yield from tools.python_lines(examination.launcher, examination.versions, examination.trainer)
 
 
-def _of_node(node: Machine, examination: Examination) -> Iterator[Finding]:
+def _examine_node(node: Machine, examination: Examination) -> Iterator[Finding]:
     needs, image = examination.needs, examination.image
     if needs.image:
         yield from containers.pyxis_node_lines(node, needs, image)
@@ -277,12 +276,12 @@ def image_named(name: str, key: str) -> Image:
     image = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
     if reference.kind is Kind.SQUASHFS:
         known = contents_of_file(reference.path)
-        return _of_file(replace(image, path=str(reference.path), contents=known))
+        return _with_file(replace(image, path=str(reference.path), contents=known))
     image = replace(image, contents=contents_of_reference(reference))
-    return _of_registry(image, reference.for_skopeo)
+    return _with_registry(image, reference.for_skopeo)
 
 
-def _of_file(image: Image) -> Image:
+def _with_file(image: Image) -> Image:
     from launcher.images.inspecting import inspect
 
     assert image.path is not None
@@ -298,7 +297,7 @@ def _of_file(image: Image) -> Image:
     return image if environment else replace(image, why=next(iter(content.notes), None))
 
 
-def _of_registry(image: Image, name: str | None) -> Image:
+def _with_registry(image: Image, name: str | None) -> Image:
     if name is None:
         return replace(image, why="its contents are read when it is imported")
     try:
@@ -383,13 +382,10 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def trainer_of(draft: Draft, needs: Requirements) -> tuple[bool, str] | None:
-    """Return True if the tasks' interpreter will do here, and a message; None if the launch uses none."""
+def trainer_findings(draft: Draft, needs: Requirements) -> list[Finding] | None:
+    """Return the findings about the tasks' interpreter; None if the launch uses none."""
     if not needs.trainer:
         return None
-    findings = machine_problems(draft.plan, host_facts(draft))
     # The launch itself reports other errors, such as an allocation that is too small.
-    of_python = [finding for finding in findings if finding.key == "cluster.python"]
-    messages = [str(UserError(finding.message, key=finding.key, hint=finding.fix)) for finding in of_python]
-    is_good = all(finding.severity is not Severity.ERROR for finding in of_python)
-    return is_good, "; ".join(messages)
+    findings = machine_problems(draft.plan, host_facts(draft))
+    return [finding for finding in findings if finding.key == "cluster.python"]

@@ -270,20 +270,17 @@ def stage_lines(node: Machine, image: Image | None) -> Iterator[Finding]:
 
 
 def python_lines(
-    python: str, versions: Mapping[str, str | None], trainer: tuple[bool, str] | None
+    python: str, versions: Mapping[str, str | None], trainer: Sequence[Finding] | None
 ) -> Iterator[Finding]:
     """Report Slipway's own Python, its extras, and the tasks' interpreter."""
     severity, note = release_status(python, PYTHON)
     yield thing("python", f"{python}; {note}" if note else python, severity=severity, needed=True)
-    if trainer is not None:
-        is_usable, message = trainer
-        first, *rest = message.split("\n")
-        if not is_usable:
-            yield missing("trainer", first, "; ".join(map(str.strip, rest)) or None, needed=True)
-        elif message:
-            yield warning("trainer", message, "slipway doctor --nodes 1 looks there", needed=True)
-        else:
-            yield ok("trainer", "the tasks' interpreter finds torch and megatron-core", needed=True)
+    for finding in trainer or ():
+        is_error, fix = finding.severity is Severity.ERROR, (finding.fix or "").replace("\n", "; ")
+        tell, fix = (missing, fix) if is_error else (warning, fix or "slipway doctor --nodes 1 looks there")
+        yield tell("trainer", finding.message, fix or None, needed=True)
+    if trainer is not None and not trainer:
+        yield ok("trainer", "the tasks' interpreter finds torch and megatron-core", needed=True)
     for extra, (names, purpose) in EXTRAS.items():
         absent = ", ".join(name for name in names if versions.get(name) is None)
         if absent:

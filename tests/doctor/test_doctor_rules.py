@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks.findings import Severity
+from launcher.checks.findings import Severity, error
 from launcher.doctor.container_rules import enroot_lines, pyxis_line, pyxis_node_lines, slurm_lines
 from launcher.doctor.facts import Credentials, Enroot, Gpus, Image, Requirements
 from launcher.doctor.report import PYTHON, SLURM
@@ -449,8 +449,8 @@ def test_page_of_versions_names_each_tested_release(repository: Path) -> None:
 
 def test_python_and_extras_are_reported() -> None:
     versions = {"enroot-py": None, "matplotlib": "3.9", "plotext": "6.0"}
-    answer = (False, "cluster.python=null: cannot import torch\n  install it\n  or an image")
-    lines = list(python_lines("3.11.7, /bin/python", versions, answer))
+    fault = error("cluster.python", None, "cannot import torch", "install it\nor an image")
+    lines = list(python_lines("3.11.7, /bin/python", versions, [fault]))
     assert statuses_of(lines) == {
         "python": "ok!",
         "trainer": "missing!",
@@ -458,9 +458,12 @@ def test_python_and_extras_are_reported() -> None:
         "extra plot": "ok",
     }
     assert line_about(lines, "trainer").fix == "install it; or an image"
-    assert statuses_of(python_lines("3.11.7", versions, (True, "")))["trainer"] == "ok!"
+    assert statuses_of(python_lines("3.11.7", versions, []))["trainer"] == "ok!"
     assert (
-        statuses_of(python_lines("3.11.7", versions, (True, "not on this machine")))["trainer"] == "warning!"
+        statuses_of(python_lines("3.11.7", versions, [replace(fault, severity=Severity.WARNING, fix=None)]))[
+            "trainer"
+        ]
+        == "warning!"
     )
     assert "trainer" not in statuses_of(python_lines("3.11.7", versions, None))
 
