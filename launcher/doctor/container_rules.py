@@ -144,6 +144,24 @@ def _temp(place: Directory) -> Finding:
     return _directory("enroot.temp", place, False, troubles, fix)
 
 
+def stage_lines(node: Machine, image: Image | None) -> Iterator[Finding]:
+    """Report the directory of the image's copy on each node; without room the tasks use the shared file."""
+    place = node.places.get("stage")
+    if place is None or image is None or image.path is None:
+        return
+    troubles = (
+        (not place.writable, Severity.WARNING, _no_write(place)),
+        (not place.is_local, Severity.WARNING, "on a shared file system: no speed-up"),
+        (
+            image.size is not None and _is_small(place, image.size),
+            Severity.WARNING,
+            f"no room for the image's {memory_text(image.size or 0)}",
+        ),
+    )
+    fix = "container_options.stage_to=... on a local disk, or null"
+    yield _directory("image.stage", place, False, troubles, fix)
+
+
 def _mqueue(machine: Machine, enroot: Enroot, needed: bool) -> Finding:
     what, text = "enroot.mqueue", "/dev/mqueue is not mounted"
     if machine.mqueue:

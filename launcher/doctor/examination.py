@@ -198,7 +198,7 @@ def _examine_node(node: Machine, examination: Examination) -> Iterator[Finding]:
         if needs.enroot:
             yield from containers.enroot_lines(node, needs, image, is_node=True)
         yield tools.mounting(node, is_node=True)
-        yield from tools.stage_lines(node, image)
+        yield from containers.stage_lines(node, image)
     line = tools.apptainer_line(node, needs, is_node=True)
     if line is not None:
         yield line

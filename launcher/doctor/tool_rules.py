@@ -250,25 +250,6 @@ def file_lines(node: Machine, image: Image | None, python: str | None) -> Iterat
         yield ok("trainer", f"{python} is there", needed=True)
 
 
-def stage_lines(node: Machine, image: Image | None) -> Iterator[Finding]:
-    """Report the directory of the image's copy on each node; without room the tasks use the shared file."""
-    what, place = "image.stage", node.places.get("stage")
-    if place is None or image is None or image.path is None:
-        return
-    text, trouble = f"{place.path} ({place.kind})", None
-    if not place.writable:
-        trouble = f"you may not write to {place.there}"
-    elif not place.is_local:
-        trouble = "on a shared file system: no speed-up"
-    elif place.free is not None and image.size is not None and place.free < image.size:
-        trouble = f"no room for the image's {memory_text(image.size)}"
-    if trouble is None:
-        yield ok(what, text, free=place.free)
-    else:
-        fix = "container_options.stage_to=... on a local disk, or null"
-        yield warning(what, f"{text}: {trouble}", fix, free=place.free)
-
-
 def python_lines(
     python: str, versions: Mapping[str, str | None], trainer: Sequence[Finding] | None
 ) -> Iterator[Finding]:

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.findings import Severity, error
-from launcher.doctor.container_rules import enroot_lines, pyxis_line, pyxis_node_lines, slurm_lines
+from launcher.doctor.container_rules import (
+    enroot_lines,
+    pyxis_line,
+    pyxis_node_lines,
+    slurm_lines,
+    stage_lines,
+)
 from launcher.doctor.facts import Credentials, Enroot, Gpus, Image, Requirements
 from launcher.doctor.report import PYTHON, SLURM
 from launcher.doctor.tool_rules import (
@@ -22,7 +28,6 @@ from launcher.doctor.tool_rules import (
     image_line,
     mounting,
     python_lines,
-    stage_lines,
     tool_lines,
 )
 from launcher.releases import contents_of
@@ -400,7 +405,7 @@ def test_image_is_reported_as_this_machine_sees_it() -> None:
 @pytest.mark.parametrize(
     ("changes", "status", "message"),
     [
-        ({}, "ok", "/local/images (xfs)"),
+        ({}, "ok", "/local/images (xfs, mounted at /scratch)"),
         ({"writable": False}, "warning", "may not write to /scratch"),
         ({"kind": "lustre"}, "warning", "shared"),
         ({"free": 5 * GIB}, "warning", "no room for the image's 10.0 GiB"),
