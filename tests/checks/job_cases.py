@@ -388,9 +388,7 @@ JOB_CASES = [
     good("path.mounts", {}, facts=replace(KNOWN, paths=PathFacts(mounts=()))),
     bad("path.writable", {}, "base_results_dir='/no/x'", facts=missing_path("results", "base_results_dir")),
     good("path.writable", {}, facts=replace(KNOWN, paths=PathFacts(results=()))),
-    warns("path.shared", {}, "(ext4, mounted at /); the job's 2 nodes write", facts=on_disks(1, 0)),
-    warns("path.shared", {}, "container='/y': it lies", "each of the job's 2 nodes", facts=on_disks(0, 1)),
-    good("path.shared", {"trainer.num_nodes": 1}, facts=on_disks(1, 1)),
+    warns("path.shared", {}, "base_results_dir='/x': it is on", "likewise container", facts=on_disks(1, 1)),
     good("path.shared", {}, facts=on_disks(0, 0)),
     # memory
     bad(

@@ -8,11 +8,11 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, PathFacts
+from launcher.checks.facts import MissingPath, PathFacts
 from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
 from launcher.checks.gathering.data import (
     data_of_other_tokenizers,
@@ -25,6 +25,7 @@ from launcher.checks.gathering.images import fetched_at_once, missing_image
 from launcher.checks.gathering.path_resolver import PathResolver, is_there, is_visible
 from launcher.drafting import Draft
 from launcher.errors import explain_os_error, nearest_files
+from launcher.estimates.values import full
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
 from launcher.plan import SOURCES_WITHOUT_PATH, Mount, Plan
 from launcher.releases import megatron_lm
@@ -63,6 +64,7 @@ def path_facts(draft: Draft) -> PathFacts:
         secrets=missing_secrets(resolver),
         results=_not_writable(draft),
         local=local,
+        is_own_disk=any(path.key == draft.results_key for path in local or ()),
         checkpoints_there=_entries(checkpoints),
         missing=missing,
     )
@@ -282,28 +284,36 @@ def _why_lost(path: str) -> str | None:
     return None if os.access(path, os.R_OK) else "you may not read this file"
 
 
-def local_paths(resolver: PathResolver) -> LocalPaths | None:
-    """Return the paths of a job that other machines do not see; None if the system does not tell."""
-    if resolver.nodes_are_here:
-        return LocalPaths()
+def local_paths(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return the paths that the nodes of a job share, and that are on disks of this machine's own.
+
+    None if the system does not tell what its file systems are.
+    """
+    most, draft = max(resolver.plan.job.resources.node_counts), resolver.draft
+    if resolver.nodes_are_here or most < 2:
+        return ()
     if mount_of(Path("/")) is None:
         return None
-    run_dir = resolver.plan.paths.run_dir
-    results = (resolver.draft.results_key, results_value(resolver.draft), run_dir)
-    return LocalPaths(tuple(_local([results])), tuple(_local(_inputs(resolver))))
+    results = (draft.results_key, results_value(draft), resolver.plan.paths.run_dir)
+    local = []
+    for key, value, path in (results, *_inputs(resolver)):
+        if (mount := local_mount(path)) is None:
+            continue
+        why = f"it is on a file system of this machine's own ({mount.kind}, mounted at {mount.point}); "
+        if (key, value, path) == results:
+            why += f"the job's {most} nodes write to this directory together"
+            fix = f"a directory that all nodes share: {full(key)}=..."
+        else:
+            why += f"each of the job's {most} nodes must have it"
+            fix = "put it where all nodes share it, or a copy on each of them"
+        local.append(MissingPath(key, value, why, False, fix))
+    return tuple(local)
 
 
 def results_value(draft: Draft) -> str:
     """Return the value of the key that says where the run is."""
     whole = draft.results_key == "base_results_dir"
     return draft.composition.config.base_results_dir if whole else str(draft.plan.paths.run_dir)
-
-
-def _local(paths: Iterable[tuple[str, str, Path]]) -> Iterator[LocalPath]:
-    for key, value, path in paths:
-        mount = local_mount(path)
-        if mount is not None:
-            yield LocalPath(key, value, mount.kind, str(mount.point))
 
 
 def _inputs(resolver: PathResolver) -> Iterator[tuple[str, str, Path]]:

@@ -9,8 +9,7 @@ from functools import partial
 from launcher.checks import facts
 from launcher.checks.findings import Check, Finding, Severity, check, error, likewise, warning
 from launcher.errors import escape
-from launcher.estimates.values import count, full
-from launcher.plan import Plan
+from launcher.estimates.values import full
 
 
 def missing_path_problems(paths: facts.PathFacts, part: str) -> Iterator[Finding]:
@@ -27,27 +26,6 @@ def missing_path_problems(paths: facts.PathFacts, part: str) -> Iterator[Finding
 
 def path_check(check_id: str, part: str, tells: str) -> Check[...]:
     return Check(check_id, tells, partial(missing_path_problems, part=part), f"paths.{part}")
-
-
-@check("path.shared", "what the nodes of a job share is on no disk of this machine's own", "paths.local")
-def shared_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
-    most, local = max(plan.job.resources.node_counts), paths.local or facts.LocalPaths((), ())
-    if most < 2:
-        return
-    nodes = count(most, "node")
-    for first in local.results:
-        text = f"{_where(first)}; the job's {nodes} write to this directory together"
-        yield warning(first.key, first.path, text, f"a directory that all nodes share: {full(first.key)}=...")
-    for first in local.inputs[:1]:
-        others = tuple(dict.fromkeys(path.key for path in local.inputs if path.key != first.key))
-        likewise = f" (likewise {', '.join(map(full, others))})" if others else ""
-        text = f"{_where(first)}; each of the job's {nodes} must have it{likewise}"
-        fix = "put it where all nodes share it, or a copy on each of them"
-        yield warning(first.key, first.path, text, fix, others)
-
-
-def _where(path: facts.LocalPath) -> str:
-    return f"it lies on a file system of this machine's own ({path.kind}, mounted at {path.mount})"
 
 
 @check("secret.permissions", "files of secrets are their owner's alone", "open_secrets")
@@ -80,5 +58,5 @@ CHECKS = (
     ),
     path_check("path.mounts", "mounts", "what the container mounts is there"),
     path_check("path.writable", "results", "the directory of the run can be written"),
-    shared_problems,
+    path_check("path.shared", "local", "what the nodes of a job share is on no disk of this machine's own"),
 )
