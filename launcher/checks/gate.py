@@ -194,7 +194,7 @@ def show_to_scheduler(
             answer = SubmissionFacts(is_refused=True, refusal=error.message, fix=error.hint)
     facts = replace(report.facts, submission=answer)
     others = [check.id for check in CHECKS if check.id != SCHEDULER]
-    findings = [*report.findings, *run_checks(plan, facts, others)]
+    findings = [*report.findings, *_with_stage_keys(report.draft, facts, others)]
     return replace(report, facts=facts, findings=tuple(worst_first(findings)))
 
 

@@ -1,4 +1,4 @@
-"""Examination of the examination of a launch: facts are gathered first, and judged afterwards."""
+"""Examination of this machine, a cluster and its nodes for a launch: facts are gathered, then judged."""
 
 from __future__ import annotations
 

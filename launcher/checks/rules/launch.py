@@ -106,12 +106,13 @@ def _refusal(plan: Plan, facts: Facts, text: str, fix: str | None) -> Finding:
     key = next((key for sentence, key in _REFUSALS.items() if sentence in text), None)
     if key is None:
         return Finding(Severity.ERROR, None, text, fix)
-    value, names = getattr(plan.job.queue, key.partition(".")[2]), set()
-    if facts.cluster is not None and key == ACCOUNT:
-        names = {mine.account for mine in facts.cluster.associations or ()}
-    elif facts.cluster is not None and key == QOS:
-        names = {qos.name for qos in facts.cluster.qos or ()}
-    return error(key, value, text, fix or did_you_mean(value or "", names))
+    value = getattr(plan.job.queue, key.partition(".")[2])
+    associations = (facts.cluster.associations if facts.cluster is not None else None) or ()
+    names = {
+        ACCOUNT: {mine.account for mine in associations},
+        QOS: {name for mine in associations for name in mine.qos},
+    }
+    return error(key, value, text, fix or did_you_mean(value or "", names.get(key, ())))
 
 
 CHECKS = (machine_problems, submission_problems)
