@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from launcher.checks.gate import CheckReport, check_drafts, require_passed, show_to_scheduler
-from launcher.checks.rules.files import MACHINE
+from launcher.checks.rules.launch import MACHINE
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import DONE, WATCHING_ENDED, WENT_WRONG, UserError, escape

@@ -5,7 +5,6 @@ python scripts/failures_page.py [--check]
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.generated_pages import main  # noqa: E402
 from slipway.common.node import failure_rules  # noqa: E402
 from slipway.common.node.rules import FailureRule  # noqa: E402
-
-PAGE = ROOT / "docs" / "failures.md"
 
 _INTRODUCTION = """\
 # Failure rules: why a job ended
@@ -71,17 +69,5 @@ def text() -> str:
     return "".join(parts)
 
 
-def main() -> int:
-    """Write it, or say that it is stale."""
-    parser = argparse.ArgumentParser(description="Write docs/failures.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if it is stale")
-    if not parser.parse_args().check:
-        PAGE.write_text(text(), encoding="utf-8")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text():
-        print("docs/failures.md is stale: python scripts/failures_page.py", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("failures.md", lambda _: text()))

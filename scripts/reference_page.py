@@ -8,7 +8,6 @@ at the end of the line, or else the one above the lines that it stands with.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import types
@@ -31,8 +30,7 @@ from launcher.config.sources import Sources, TreeFile  # noqa: E402
 from launcher.config.values import Arguments, Words, fields_of, models_in  # noqa: E402
 from launcher.images.recipes import GROUP as IMAGE  # noqa: E402
 from launcher.images.recipes import RecipeConfig  # noqa: E402
-
-PAGE = ROOT / "docs" / "reference.md"
+from scripts.generated_pages import main  # noqa: E402
 
 _INTRODUCTION = """\
 # Configuration reference
@@ -197,17 +195,5 @@ def page() -> str:
     return "\n".join([_INTRODUCTION, *launch.section("", RunConfig), *image.section(IMAGE, RecipeConfig)])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write docs/reference.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if it is stale")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
-        print("docs/reference.md is stale: python scripts/reference_page.py", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("reference.md", lambda _: page()))

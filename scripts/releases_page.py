@@ -7,7 +7,6 @@ They stand between two comments; what is around them is written by hand.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,8 +26,8 @@ from launcher.releases import (  # noqa: E402
     sources,
     table,
 )
+from scripts.generated_pages import main  # noqa: E402
 
-PAGE = ROOT / "docs" / "recipes.md"
 _BEGIN = "<!-- Written by scripts/releases_page.py from launcher/releases.json: change that. -->"
 _END = "<!-- End of what scripts/releases_page.py writes. -->"
 _BLOCK = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
@@ -101,19 +100,5 @@ def _linked(text: str) -> str:
     return f"<{address}> {rest}".strip()
 
 
-def main() -> int:
-    """Write the page, or report whether it is stale."""
-    parser = argparse.ArgumentParser(description="Write the tables of releases into docs/recipes.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if it is stale")
-    before = PAGE.read_text(encoding="utf-8")
-    after = page(before)
-    if not parser.parse_args().check:
-        PAGE.write_text(after, encoding="utf-8")
-    elif before != after:
-        print("docs/recipes.md is stale: python scripts/releases_page.py", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("recipes.md", page))

@@ -24,32 +24,17 @@ class MissingPath(NamedTuple):
     fix: str | None = None
 
 
-class LocalPath(NamedTuple):
-    """A path on a file system of this machine's own, such as ``ext4`` mounted at ``/``."""
-
-    key: str
-    path: str
-    kind: str
-    mount: str
-
-
-class LocalPaths(NamedTuple):
-    """Paths on file systems of this machine alone: the directory of the run, and what the job reads."""
-
-    results: tuple[LocalPath, ...] = ()
-    inputs: tuple[LocalPath, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class PathFacts:
     """Read on this machine: what is not there, or not what it should be.
 
     A part is ``None`` where the job needs no such thing, and where it is not known: `missing` says why.
     `fetched` is an image of a registry that many nodes would fetch at once, and `results` why nothing can be
-    written into the directory of the run. `local` is empty where the nodes are this machine. `free_bytes` may
-    still be written where the run's checkpoints go: what ends there is the file system or the user's quota,
-    by `free_by`; `checkpoints_there` counts those that the run has already. `tokens` are data sets of another
-    tokenizer than the training's.
+    written into the directory of the run. `local` are paths that several nodes share, on disks of this
+    machine alone; `is_own_disk` is whether the run is on one. `free_bytes` may still be written where the
+    run's checkpoints go: what ends there is the file system or the user's quota, by `free_by`;
+    `checkpoints_there` counts those that the run has already. `tokens` are data sets of another tokenizer
+    than the training's.
     """
 
     tokenizer: tuple[MissingPath, ...] | None = None
@@ -61,8 +46,10 @@ class PathFacts:
     script: tuple[MissingPath, ...] | None = None
     mounts: tuple[MissingPath, ...] | None = None
     sources: tuple[MissingPath, ...] | None = None
+    secrets: tuple[MissingPath, ...] | None = None
     results: tuple[MissingPath, ...] | None = None
-    local: LocalPaths | None = None
+    local: tuple[MissingPath, ...] | None = None
+    is_own_disk: bool = False
     free_bytes: int | None = None
     free_by: str = "file system"
     checkpoints_there: int | None = None
@@ -182,9 +169,8 @@ class Facts:
     shipped_keys: frozenset[str] | None = None
     # Other run directories whose newest launch has the name of this plan's job.
     same_job_name: tuple[str, ...] | None = None
-    # Files of secrets that others may read, by their variable, and those that the job may not read.
+    # Files of secrets that others may read, by their variable.
     open_secrets: Mapping[str, str] | None = None
-    missing_secrets: tuple[MissingPath, ...] | None = None
     paths: PathFacts | None = None
     image: ImageFacts | None = None
     # The newest launch of the run; None if no training is planned.

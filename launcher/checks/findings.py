@@ -16,11 +16,18 @@ P = ParamSpec("P")
 
 
 class Severity(enum.StrEnum):
-    """An error stops a launch, a warning is told; what was not looked at is `skipped`."""
+    """An error stops a launch, a warning is printed; a check without its facts is `skipped`.
+
+    `slipway doctor` prints also the things that are as they should be, those that are missing, and those that
+    nothing answered about.
+    """
 
     ERROR = "error"
     WARNING = "warning"
     SKIPPED = "skipped"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+    OK = "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,10 @@ class Finding:
     says what would be valid, in several lines where there are several ways out. `why` is the reason of a
     skipped check, which the message has too. `id` is that of the check, which sets it; `source` is where the
     values are from, which a report adds.
+
+    About a thing of machines, such as ``enroot.runtime``, `where` names these, and it is `needed` if the
+    launch cannot do without it. `free` are free bytes, which are not part of the message because they differ
+    on every machine.
     """
 
     severity: Severity
@@ -41,6 +52,9 @@ class Finding:
     why: str | None = None
     id: str = ""
     source: str | None = None
+    where: tuple[str, ...] = ()
+    needed: bool = False
+    free: int | None = None
 
 
 def error(key: str, value: Any, text: str, fix: str | None = None, also: Sequence[str] = ()) -> Finding:

@@ -12,7 +12,7 @@ from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering import configuration, earlier, host, images, paths
 from launcher.checks.registry import CHECKS, require_known, run_checks, worst_first
-from launcher.checks.rules.files import MACHINE, SCHEDULER
+from launcher.checks.rules.launch import MACHINE, SCHEDULER
 from launcher.checks.site_rules import site_findings
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
@@ -156,7 +156,6 @@ GATHERERS: Mapping[str, _Gatherer] = {
 LOOKING_GATHERERS: Mapping[str, _Gatherer] = {
     "same_job_name": _each(earlier.same_job_name),
     "open_secrets": _each(paths.open_secrets),
-    "missing_secrets": _each(paths.missing_secrets),
     "paths": _each(paths.path_facts),
     "image": _each(partial(images.image_facts, look=True)),
     "earlier": _each(earlier.earlier_training),
@@ -182,7 +181,7 @@ def show_to_scheduler(
     if plan.scheduler != "slurm" and validate is None:
         answer = SubmissionFacts(None, missing={"is_refused": f"cluster.scheduler={plan.scheduler}"})
     else:
-        # Of a workspace what it asks for is shown: salloc itself cannot be asked beforehand.
+        # salloc has no --test-only: test the same request with sbatch.
         script = empty_script(plan) if plan.job.stage == WORKSPACE else report.draft.script
         validate = validate or scheduler_for(plan.scheduler, plan.slurm_conf).validate
         try:
@@ -195,7 +194,7 @@ def show_to_scheduler(
             answer = SubmissionFacts(is_refused=True, refusal=error.message, fix=error.hint)
     facts = replace(report.facts, submission=answer)
     others = [check.id for check in CHECKS if check.id != SCHEDULER]
-    findings = [*report.findings, *run_checks(plan, facts, others)]
+    findings = [*report.findings, *_with_stage_keys(report.draft, facts, others)]
     return replace(report, facts=facts, findings=tuple(worst_first(findings)))
 
 

@@ -87,8 +87,6 @@ class LayoutSearch:
         self._values = Values(self._config)
         self.parallel = read_parallel_config(self._values)
         self._own = layout_of(self._values, self.parallel) if self.parallel is not None else None
-        # The least micro batch that did not fit, by layout: larger ones do not either.
-        self._too_much: dict[Layout, int] = {}
         self._seconds = cache(self._seconds_of)
         self._fullest = cache(self._fullest_of)
         self._has_hope = cache(self._may_fit)
@@ -169,14 +167,8 @@ class LayoutSearch:
 
     @cached_property
     def _layouts(self) -> list[Layout]:
-        """All layouts that arithmetic allows, without those whose parameters alone exceed the limit."""
-        speed = self._speed if has_gpus(self.plan) else None
-        return [
-            layout
-            for (tensor, pipeline, _), group in self._groups.items()
-            if speed is None or speed.bytes_at_least(tensor * pipeline) <= self.limit
-            for layout in group
-        ]
+        """All layouts that arithmetic allows."""
+        return [layout for group in self._groups.values() for layout in group]
 
     @cached_property
     def _groups(self) -> dict[tuple[int, int, int], list[Layout]]:
@@ -213,12 +205,10 @@ class LayoutSearch:
         return distance(layout, self._own)
 
     def _fitting(self, layout: Layout) -> Suggestion | None:
-        alike = layout._replace(micro=0)
-        if layout.micro >= self._too_much.get(alike, layout.micro + 1) or not self._has_hope(_sizes(layout)):
+        if not self._has_hope(_sizes(layout)):
             return None
         fullest = self._fullest(layout)
         if fullest is not None and fullest.total > self.limit:
-            self._too_much[alike] = layout.micro
             return None
         suggestion = self._suggestion(layout)
         findings = filter(is_of_layout, self._findings(with_changes(self._config, suggestion.changes)))

@@ -12,12 +12,15 @@ from launcher.checks.rules import (
     cluster,
     cluster_nodes,
     files,
+    images,
     keys,
+    launch,
     layout,
     model,
     partitions,
     resources,
     runs,
+    space,
     training,
 )
 from launcher.checks.rules.keys import TRAINER
@@ -28,8 +31,9 @@ from launcher.plan import Plan
 CHECKS: tuple[Check[...], ...] = (
     *(*keys.TYPES, *layout.CHECKS, *resources.CHECKS, *model.MEMORY, *training.BATCHES, *model.CHECKS),
     *(*training.CHECKS, *runs.TIMES, *keys.CHECKS, *runs.CHECKS, *files.CHECKS),
+    *(*images.CHECKS, *space.CHECKS),
     *(*cluster.PARTITIONS, *cluster_nodes.CHECKS, *accounts.CHECKS, *partitions.CHECKS, *cluster.CHECKS),
-    *files.LAUNCH,
+    *launch.CHECKS,
 )
 # Parts examined beside the keys: the trainer does not report on these.
 _OF_OTHERS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 from launcher.checks import layout_search
@@ -20,7 +19,6 @@ from launcher.estimates.values import Values, count, divisors, gib, listed
 from launcher.plan import Plan
 from slipway.arithmetic.layout import ParallelConfig, fits
 
-_LAYOUTS_SHOWN = 6
 _NEAREST_SHOWN = 4
 
 
@@ -69,37 +67,6 @@ def _node_counts(values: Values, shape: ParallelConfig, nodes: int) -> str:
     return f"node counts that would do: {listed(counts) if counts else f'none up to {keys.MOST_NODES}'}"
 
 
-def _layouts(search: LayoutSearch) -> str:
-    """Suggest tensor × pipeline sizes, all else unchanged: those that fit into memory, else the world.
-
-    Tensor parallel GPUs share a node.
-    """
-    values, shape = Values(search.plan.job.config or {}), search.parallel
-    assert shape is not None
-    nodes, world = count(search.nodes, "node"), search.nodes * shape.devices
-    least = 2 if values.flag(keys.SEQUENCE) else 1
-    tensors = [size for size in rules.tensor_sizes(values) if shape.devices % size == 0 and size >= least]
-    sizes = [
-        (tensor, pipeline)
-        for tensor, pipeline in product(tensors, divisors(world))
-        if _is_valid(values, shape, tensor, pipeline, search.nodes)
-    ]
-    if not sizes:
-        return f"no tensor × pipeline would do on {nodes} with these batch sizes"
-    sizes.sort(key=lambda pair: (-pair[0] * pair[1], -pair[0]))
-    room = {pair: search.has_room(_split(values, *pair)) for pair in sizes}
-    good, how = [pair for pair in sizes if room[pair]], ""
-    if not good and None in room.values():
-        how = " by arithmetic; their memory is not known"
-    elif not good:
-        gpu = search.counted.gpu.name
-        how = f" by arithmetic; none of them fits into the memory of {gpu} with all else as it is"
-    shown = good or sizes
-    text = ", ".join(f"{tensor} × {pipeline}" for tensor, pipeline in shown[:_LAYOUTS_SHOWN])
-    more = ", ..." if len(shown) > _LAYOUTS_SHOWN else ""
-    return f"tensor × pipeline that would do on {nodes}: {text}{more}{how}"
-
-
 def _split(values: Values, tensor: int, pipeline: int) -> dict[str, Any]:
     changes = {keys.TENSOR: tensor, keys.PIPELINE: pipeline}
     return {**changes, keys.SPLIT_RANK: pipeline // 2} if is_encoder_decoder(values) else changes
@@ -142,10 +109,10 @@ def _by_arithmetic(ways: Sequence[_Way], plan: Plan, _: Facts) -> str | None:
 
 
 def _world(plan: Plan, facts: Facts) -> str:
-    """Suggest layouts, first those that have room: of what divides, much has not."""
-    best = f"{would_fit(plan, facts)}\n{_layouts(LayoutSearch(plan, facts))}"
+    """Suggest layouts that have room, and sizes that divide the world, of which many have none."""
     numbers = _by_arithmetic([_sizes, _node_counts], plan, facts)
-    return f"{best}\nby arithmetic alone, whether or not the memory is enough:\n{numbers}"
+    alone = "by arithmetic alone, whether or not the memory is enough"
+    return f"{would_fit(plan, facts)}\n{alone}:\n{numbers}"
 
 
 def would_fit(plan: Plan, facts: Facts) -> str:

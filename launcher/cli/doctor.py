@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
+from launcher.checks.findings import Finding, Severity
 from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
-from launcher.doctor.report import Line, Status, lacking
+from launcher.doctor.report import lacking
 from launcher.drafting import drafts
 from launcher.errors import DONE, NOT_KNOWN, WENT_WRONG, UserError, escape
 from launcher.estimates.values import count
@@ -70,38 +71,37 @@ def run(args: argparse.Namespace) -> int:
     where = f", and at {count(args.nodes, 'compute node')} by a job" if args.nodes else ""
     status = f"looking at this machine{where}"
     with open_console(stderr=True).status(status) if sys.stderr.isatty() else nullcontext():
-        gathered, report = examine(
+        host, report = examine(
             draft, image=args.image, count=args.nodes, patience=args.patience, starts=args.start
         )
-    missing, unanswered = lacking(report), lacking(report, Status.UNKNOWN)
+    missing = lacking(report)
     if args.json:
-        lines = list(map(_content, report))
-        print_json({"host": gathered.here.host, "ok": not missing, "lines": lines})
+        print_json({"host": host, "ok": not missing, "lines": list(map(_content, report))})
     else:
         _print_table(report, has_nodes=args.nodes > 0)
-        print(_summary(report, missing, unanswered, args.nodes))
-    return WENT_WRONG if missing else NOT_KNOWN if unanswered else DONE
+        print(_summary(report, args.nodes))
+    return WENT_WRONG if missing else NOT_KNOWN if lacking(report, Severity.UNKNOWN) else DONE
 
 
-def _summary(report: Sequence[Line], missing: Sequence[Line], unanswered: Sequence[Line], nodes: int) -> str:
-    warnings = sum(line.status == "warning" for line in report)
+def _summary(report: Sequence[Finding], nodes: int) -> str:
+    warnings = sum(line.severity == "warning" for line in report)
     more = f"; {count(warnings, 'warning')}" if warnings else ""
-    for verdict, lines in (("missing", missing), ("unknown, and needed", unanswered)):
-        if lines:
-            names = ", ".join(dict.fromkeys(line.what for line in lines))
+    for verdict, severity in (("missing", Severity.MISSING), ("unknown, and needed", Severity.UNKNOWN)):
+        if lines := lacking(report, severity):
+            names = ", ".join(dict.fromkeys(line.id for line in lines))
             return f"{verdict} for this launch: {names}{more}"
     where = "" if nodes else ", as far as can be seen from here"
     return f"nothing is missing for this launch{where}{more}"
 
 
-def _content(line: Line) -> dict[str, object]:
+def _content(line: Finding) -> dict[str, object]:
     """Return the object that ``--json`` prints of a line."""
     return {
-        "what": line.what,
-        "status": line.status,
+        "what": line.id,
+        "status": line.severity,
         "needed": line.needed,
         "where": line.where,
-        "found": line.text,
+        "found": line.message,
         "fix": line.fix,
         "free_bytes": line.free,
     }
@@ -110,7 +110,7 @@ def _content(line: Line) -> dict[str, object]:
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "magenta"}
 
 
-def _print_table(report: Sequence[Line], *, has_nodes: bool) -> None:
+def _print_table(report: Sequence[Finding], *, has_nodes: bool) -> None:
     """Print a table on a terminal; in a pipe a line for each thing, and one for its fix."""
     if not sys.stdout.isatty():
         print("\n".join(plain_lines(report, has_nodes=has_nodes)))
@@ -123,12 +123,12 @@ def _print_table(report: Sequence[Line], *, has_nodes: bool) -> None:
         text = Text(content)
         if fix is not None:
             text.append(f"\n→ {fix}", "cyan")
-        rows.append((what, *where, (status, _STYLES[line.status]), text))
+        rows.append((what, *where, (status, _STYLES[line.severity]), text))
     columns = ("what", *(["where"] if has_nodes else []), "status", "found, and what to do")
     print_grid(columns, rows, unfolded=(0, columns.index("status")))
 
 
-def plain_lines(report: Sequence[Line], *, has_nodes: bool) -> list[str]:
+def plain_lines(report: Sequence[Finding], *, has_nodes: bool) -> list[str]:
     """Return the lines of the report for a pipe."""
     rows = []
     for line in report:
@@ -139,7 +139,7 @@ def plain_lines(report: Sequence[Line], *, has_nodes: bool) -> list[str]:
     return align(rows)
 
 
-def _cells(line: Line, has_nodes: bool) -> tuple[list[str], str, str | None]:
+def _cells(line: Finding, has_nodes: bool) -> tuple[list[str], str, str | None]:
     """Return the narrow cells of a line, its text, and its remedy, unless all is well.
 
     An image's variables, and the errors of a tool, may hold control characters of a terminal.
@@ -147,8 +147,8 @@ def _cells(line: Line, has_nodes: bool) -> tuple[list[str], str, str | None]:
     where = ", ".join(line.where)
     if len(line.where) > _SHOWN_NODES:
         where = f"{', '.join(line.where[: _SHOWN_NODES - 1])}, ... ({len(line.where)})"
-    mark = "!" if line.needed and line.status in ("missing", "unknown") else ""
+    mark = "!" if line.needed and line.severity in ("missing", "unknown") else ""
     room = "" if line.free is None else f"; {line.free / 2**30:,.1f} GiB free"
-    fix = "\n".join(map(escape, line.fix.split("\n"))) if line.fix and line.status != "ok" else None
-    cells = [line.what, *([where] if has_nodes else []), f"{line.status}{mark}"]
-    return cells, f"{escape(line.text)}{room}", fix
+    fix = "\n".join(map(escape, line.fix.split("\n"))) if line.fix and line.severity != "ok" else None
+    cells = [line.id, *([where] if has_nodes else []), f"{line.severity}{mark}"]
+    return cells, f"{escape(line.message)}{room}", fix

@@ -7,8 +7,8 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launcher.checks.rules.files import bytes_text
 from launcher.checks.rules.runs import days_text
+from launcher.checks.rules.space import bytes_text
 from launcher.errors import UserError, literal
 from launcher.estimates.cost import Cost, MemoryEstimate, TrainingAmount
 from launcher.estimates.memory import StageMemory

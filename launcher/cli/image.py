@@ -197,7 +197,7 @@ def _inspect(args: argparse.Namespace) -> None:
 
 def judge_engines(path: Path, versions: dict[str, str | None]) -> dict[str, dict[str, Any]]:
     """Judge for each engine if an image has its programs, as `check` and `doctor` do."""
-    from launcher.checks.rules.files import JUDGED, engine_fit
+    from launcher.checks.rules.images import JUDGED, engine_fit
     from launcher.images.resolve import contents_of_file
     from launcher.releases import Contents, with_installed
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checks.gate import require_skippable
-from launcher.checks.rules.files import MACHINE
+from launcher.checks.rules.launch import MACHINE
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb, whole_number
 from launcher.cli.requests import add_no_check, this_command
 from launcher.cli.runs import add_base_results_dir

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.doctor.facts import Directory, Enroot, Image, Machine, Requirements, Slurm
-from launcher.doctor.report import SLURM, Line, Status, missing, ok, release_status, unknown, warning
+from launcher.checks.findings import Finding, Severity
+from launcher.doctor.facts import Directory, Enroot, Image, Machine, Requirements
+from launcher.doctor.report import SLURM, missing, ok, release_status, thing, unknown, warning
 from launcher.estimates.values import memory_text
 from launcher.images.tools import how_to_get
+from launcher.slurm.cluster import ClusterFacts
 from launcher.slurm.commands import WITHOUT_SLURM
 
 _GIB = 2**30
@@ -33,7 +35,7 @@ _REQUIREMENTS = "see doc/requirements.md of Enroot"
 
 def enroot_lines(
     machine: Machine, needs: Requirements, image: Image | None, *, is_node: bool
-) -> Iterator[Line]:
+) -> Iterator[Finding]:
     """Report Enroot on one machine; only nodes start containers with it, others may import images."""
     needed, enroot = needs.enroot and is_node, machine.enroot
     if enroot is None:
@@ -51,7 +53,7 @@ def enroot_lines(
     yield _namespaces(machine, needed)
 
 
-def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> Line:
+def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> Finding:
     text = f"{enroot.version or 'of unknown version'}, {enroot.conf or 'no enroot.conf'}"
     text += "".join(f"; {name}={value}" for name, value in enroot.settings.items())
     if enroot.trouble is not None:
@@ -60,23 +62,25 @@ def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> L
     lacking = [name for name in _CALLS if name not in tools]
     lacking_to_start = [name for name in lacking if name in _STARTS]
     if is_node and lacking_to_start:
-        text += f"; without {_listed(lacking_to_start)} it starts nothing"
+        text += f"; {_listed(lacking_to_start)} missing: containers cannot be started"
         return missing("enroot", text, "install what is missing on the nodes", needed=needed)
     if lacking and not is_node:
         fix = f"install {' '.join(lacking)}; or leave imports to skopeo and umoci"
-        return warning("enroot", f"{text}; without {_listed(lacking)} it imports nothing", fix, needed=needed)
+        return warning(
+            "enroot", f"{text}; {_listed(lacking)} missing: images cannot be imported", fix, needed=needed
+        )
     return ok("enroot", text, needed=needed)
 
 
 def _directory(
-    what: str, place: Directory, needed: bool, troubles: Sequence[tuple[bool, Status, str]], fix: str
-) -> Line:
+    what: str, place: Directory, needed: bool, troubles: Sequence[tuple[bool, Severity, str]], fix: str
+) -> Finding:
     """Return the line of a directory, with the first of the `troubles` that it has, by how bad that is."""
     mounted = "" if place.path == place.point else f", mounted at {place.point}"
     text = f"{place.path} ({place.kind}{mounted})"
-    for is_so, status, trouble in troubles:
+    for is_so, severity, trouble in troubles:
         if is_so:
-            return Line(what, f"{text}: {trouble}", fix, status=status, needed=needed, free=place.free)
+            return thing(what, f"{text}: {trouble}", fix, severity=severity, needed=needed, free=place.free)
     return ok(what, text, needed=needed, free=place.free)
 
 
@@ -88,59 +92,77 @@ def _no_write(place: Directory) -> str:
     return f"you may not write to {place.there}"
 
 
-def _runtime(place: Directory, needed: bool) -> Line:
+def _runtime(place: Directory, needed: bool) -> Finding:
     setting = "ENROOT_RUNTIME_PATH in enroot.conf: a directory of this machine's own"
     is_full = place.writable and _is_small(place, 2**20)
     troubles = (
-        (not place.writable, Status.MISSING, f"{_no_write(place)}, and Enroot does not start"),
-        (is_full, Status.MISSING, "full"),
-        (not place.is_local, Status.WARNING, "shared; nodes get in each other's way"),
+        (not place.writable, Severity.MISSING, f"{_no_write(place)}, and Enroot does not start"),
+        (is_full, Severity.MISSING, "full"),
+        (not place.is_local, Severity.WARNING, "shared; nodes get in each other's way"),
     )
     fix = f"make room there, or {setting}" if is_full else setting
     return _directory("enroot.runtime", place, needed, troubles, fix)
 
 
-def _data(place: Directory, needed: bool, image: Image | None) -> Line:
+def _data(place: Directory, needed: bool, image: Image | None) -> Finding:
     """Report the directory in which containers are unpacked."""
     size = image.size if image is not None else None
     unpacked = int(size * _UNPACKED_FACTOR) if size is not None else _USUAL_ROOM
     whose = "the image" if size is not None else "an image of a framework"
     room = f"{whose} takes about {memory_text(unpacked)} unpacked"
     troubles = (
-        (not place.writable, Status.MISSING, f"{_no_write(place)}, and no image can be unpacked"),
-        (not place.is_local, Status.WARNING, "shared; every node unpacks the image there, and removes it"),
-        (_is_small(place, unpacked), Status.WARNING, room),
-        (place.is_memory, Status.WARNING, "images take the machine's memory"),
+        (not place.writable, Severity.MISSING, f"{_no_write(place)}, and no image can be unpacked"),
+        (not place.is_local, Severity.WARNING, "shared; every node unpacks the image there, and removes it"),
+        (_is_small(place, unpacked), Severity.WARNING, room),
+        (place.is_memory, Severity.WARNING, "images take the machine's memory"),
     )
     fix = "ENROOT_DATA_PATH in enroot.conf: a local disk with room, such as /tmp/enroot-data-$(id -u)"
     return _directory("enroot.data", place, needed, troubles, fix)
 
 
-def _cache(place: Directory) -> Line:
+def _cache(place: Directory) -> Finding:
     """Report the directory of downloaded layers."""
     is_small = place.is_memory or _is_small(place, _CACHE_ROOM)
     troubles = (
-        (not place.writable, Status.WARNING, _no_write(place)),
-        (is_small, Status.WARNING, f"an image's layers take {memory_text(_CACHE_ROOM)} and more"),
+        (not place.writable, Severity.WARNING, _no_write(place)),
+        (is_small, Severity.WARNING, f"an image's layers take {memory_text(_CACHE_ROOM)} and more"),
     )
     fix = "ENROOT_CACHE_PATH: a directory with room; your home's quota is soon full"
     return _directory("enroot.cache", place, False, troubles, fix)
 
 
-def _temp(place: Directory) -> Line:
+def _temp(place: Directory) -> Finding:
     """Report the directory in which an import puts layers together."""
     room = f"an import of a framework's image takes about {memory_text(_USUAL_ROOM)} there"
     troubles = (
-        (not place.writable, Status.WARNING, _no_write(place)),
-        (place.is_memory, Status.WARNING, "imports take the machine's memory"),
-        (_is_small(place, _USUAL_ROOM), Status.WARNING, room),
-        (not place.is_local, Status.WARNING, "shared, and slow"),
+        (not place.writable, Severity.WARNING, _no_write(place)),
+        (place.is_memory, Severity.WARNING, "imports take the machine's memory"),
+        (_is_small(place, _USUAL_ROOM), Severity.WARNING, room),
+        (not place.is_local, Severity.WARNING, "shared, and slow"),
     )
     fix = "TMPDIR or ENROOT_TEMP_PATH: a local disk with room; slipway image import --temp-dir=..."
     return _directory("enroot.temp", place, False, troubles, fix)
 
 
-def _mqueue(machine: Machine, enroot: Enroot, needed: bool) -> Line:
+def stage_lines(node: Machine, image: Image | None) -> Iterator[Finding]:
+    """Report the directory of the image's copy on each node; without room the tasks use the shared file."""
+    place = node.places.get("stage")
+    if place is None or image is None or image.path is None:
+        return
+    troubles = (
+        (not place.writable, Severity.WARNING, _no_write(place)),
+        (not place.is_local, Severity.WARNING, "on a shared file system: no speed-up"),
+        (
+            image.size is not None and _is_small(place, image.size),
+            Severity.WARNING,
+            f"no room for the image's {memory_text(image.size or 0)}",
+        ),
+    )
+    fix = "container_options.stage_to=... on a local disk, or null"
+    yield _directory("image.stage", place, False, troubles, fix)
+
+
+def _mqueue(machine: Machine, enroot: Enroot, needed: bool) -> Finding:
     what, text = "enroot.mqueue", "/dev/mqueue is not mounted"
     if machine.mqueue:
         return ok(what, "/dev/mqueue is mounted")
@@ -151,7 +173,7 @@ def _mqueue(machine: Machine, enroot: Enroot, needed: bool) -> Line:
     return ok(what, f"{text}: containers start without it, and have no POSIX message queues")
 
 
-def _hooks(machine: Machine, enroot: Enroot, image: Image | None, needed: bool) -> Line:
+def _hooks(machine: Machine, enroot: Enroot, image: Image | None, needed: bool) -> Finding:
     what, has_gpus = "enroot.hooks", machine.gpus is not None and bool(machine.gpus.names)
     if has_gpus and _NVIDIA_HOOK not in enroot.hooks:
         text, fix = f"no {_NVIDIA_HOOK}: containers see none of the GPUs", "put it into hooks.d"
@@ -171,7 +193,7 @@ def _hooks(machine: Machine, enroot: Enroot, image: Image | None, needed: bool) 
     return ok(what, text)
 
 
-def _namespaces(machine: Machine, needed: bool) -> Line:
+def _namespaces(machine: Machine, needed: bool) -> Finding:
     """Report users' own namespaces: Enroot's doc/requirements.md, "Kernel settings"."""
     what, sysctls = "user namespaces", machine.sysctls
     troubles = [
@@ -205,24 +227,24 @@ _PYXIS = "Pyxis is at https://github.com/NVIDIA/pyxis#installation"
 _ASK = "ask whoever runs the cluster for"
 
 
-def slurm_lines(slurm: Slurm, needs: Requirements) -> Iterator[Line]:
+def slurm_lines(slurm: ClusterFacts, needs: Requirements) -> Iterator[Finding]:
     """Report Slurm's configuration and its nodes."""
     needed = needs.scheduler != "local"
-    if slurm.why is not None:
-        yield missing("slurm", slurm.why, WITHOUT_SLURM, needed=needed)
+    if slurm.settings is None:
+        yield missing("slurm", slurm.why_silent or "", WITHOUT_SLURM, needed=needed)
         return
-    settings = slurm.settings
+    settings = slurm.settings.values
     version = settings.get("SLURM_VERSION", "of unknown version")
-    status, note = release_status(version, SLURM)
+    severity, note = release_status(version, SLURM)
     answers = f"{version}, cluster {settings.get('ClusterName', 'of no name')}: the controller answers"
-    yield Line("slurm", f"{answers}; {note}" if note else answers, status=status, needed=needed)
+    yield thing("slurm", f"{answers}; {note}" if note else answers, severity=severity, needed=needed)
     yield _accounting(settings.get("AccountingStorageType", ""))
     yield _select(settings.get("SelectType", ""), settings.get("SelectTypeParameters", ""))
     yield _cgroups(settings.get("ProctrackType", ""), settings.get("TaskPlugin", ""))
     yield _nodes(slurm, needed)
 
 
-def _accounting(kind: str) -> Line:
+def _accounting(kind: str) -> Finding:
     what = "slurm.accounting"
     if kind.endswith("slurmdbd"):
         return ok(what, kind)
@@ -231,7 +253,7 @@ def _accounting(kind: str) -> Line:
     return warning(what, f"{_plain(kind)}: {text}", fix)
 
 
-def _select(kind: str, parameters: str) -> Line:
+def _select(kind: str, parameters: str) -> Finding:
     what, text = "slurm.select", f"{_plain(kind)} {parameters}".strip()
     if kind.endswith("cons_tres"):
         return ok(what, text)
@@ -241,7 +263,7 @@ def _select(kind: str, parameters: str) -> Line:
     return warning(what, text, fix)
 
 
-def _cgroups(track: str, tasks: str) -> Line:
+def _cgroups(track: str, tasks: str) -> Finding:
     what, text, effects = "slurm.cgroups", f"{_plain(track)}, {_plain(tasks)}", []
     if not track.endswith("cgroup"):
         effects.append("a process that leaves its group outlives its job")
@@ -253,20 +275,22 @@ def _cgroups(track: str, tasks: str) -> Line:
     return warning(what, f"{text}: {'; '.join(effects)}", fix)
 
 
-def _nodes(slurm: Slurm, needed: bool) -> Line:
+def _nodes(slurm: ClusterFacts, needed: bool) -> Finding:
     what = "slurm.nodes"
     if not slurm.nodes:
         return warning(what, "Slurm shows no nodes", "sinfo --all")
-    parts = [f"{name}: {have} of {total}" for name, (total, have) in slurm.nodes.items()]
-    names = [name or "without a type" for name in slurm.gpus]
+    usable = {name: sum(node.is_usable for node in nodes) for name, nodes in slurm.nodes.items()}
+    parts = [f"{name}: {usable[name]} of {len(nodes)}" for name, nodes in slurm.nodes.items()]
+    types = {name for nodes in slurm.nodes.values() for node in nodes for name, _ in node.gpus}
+    names = [name or "without a type" for name in sorted(types)]
     gpus = f"GPUs: {', '.join(names)}" if names else "no GPUs"
     text = f"nodes that take jobs: {', '.join(parts)}; {gpus}"
-    if any(have for _, have in slurm.nodes.values()):
+    if any(usable.values()):
         return ok(what, text, needed=needed)
     return missing(what, text, "why: sinfo --list-reasons", needed=needed)
 
 
-def pyxis_line(slurm: Slurm, needs: Requirements, this_machine: Machine) -> Line:
+def pyxis_line(slurm: ClusterFacts, needs: Requirements, this_machine: Machine) -> Finding:
     """Report Pyxis on this machine: the options of srun, and its line in plugstack.conf."""
     what, at, needed = "pyxis", this_machine.plugstack, needs.enroot
     options = [f"{name}={value}" for name, value in at.options.items()]
@@ -286,7 +310,7 @@ def pyxis_line(slurm: Slurm, needs: Requirements, this_machine: Machine) -> Line
     return missing(what, "srun does not take --container-image", fix, needed=needed)
 
 
-def pyxis_node_lines(node: Machine, needs: Requirements, image: Image | None) -> Iterator[Line]:
+def pyxis_node_lines(node: Machine, needs: Requirements, image: Image | None) -> Iterator[Finding]:
     """Report Pyxis on a node."""
     if not needs.enroot:
         return

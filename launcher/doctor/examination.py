@@ -1,4 +1,4 @@
-"""Examination of the surroundings of a launch: facts are gathered first, and judged afterwards."""
+"""Examination of this machine, a cluster and its nodes for a launch: facts are gathered, then judged."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from launcher.checks.findings import Severity
+from launcher.checks.findings import Finding
 from launcher.checks.gathering.host import ask_cluster, host_facts
-from launcher.checks.rules.files import engine_of_image, machine_problems
+from launcher.checks.rules.images import engine_of_image
+from launcher.checks.rules.launch import machine_problems
 from launcher.checks.site_rules import read_rules
 from launcher.config.compose import tree_roots
 from launcher.config.site_trees import why_open
 from launcher.doctor import container_rules as containers
 from launcher.doctor import probe
 from launcher.doctor import tool_rules as tools
-from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slurm, machine_of
+from launcher.doctor.facts import Credentials, Image, Machine, Requirements, machine_of
 from launcher.doctor.nodes import Answers, look, start
-from launcher.doctor.report import Line, merged, missing, ok, unknown
+from launcher.doctor.report import merged, missing, ok, unknown
 from launcher.drafting import Draft
 from launcher.errors import UserError, end_of, escape
 from launcher.images.references import DOCKER_HUB
 from launcher.images.registry import HUB_MACHINES, login_file
 from launcher.images.tools import strip_log
 from launcher.plan import Plan
+from launcher.slurm.cluster import ClusterFacts
 from launcher.slurm.commands import Unreachable, error_text, run
 from launcher.slurm.environment import clean_environment
 from slipway.common.node.settings import OLDEST_PYTHON
@@ -39,7 +41,8 @@ _OLDEST_PYTHON = ".".join(map(str, OLDEST_PYTHON))
 _INSTALL_PYTHON = f"install python3, {_OLDEST_PYTHON} or newer, on the nodes"
 _DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _PYXIS_RUNTIME_PATH = "/run/pyxis"  # Pyxis' config.c
-_SETTING = re.compile(r"^(\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
+# The parts of the facts about the cluster that the rules are about.
+_ASKED = ("settings", "partitions", "nodes", "pyxis")
 _REGISTRY_PATIENCE_SECONDS = 20.0
 # Pyxis keeps these variables of a job from Enroot: `enroot_deny_env` in its pyxis_slurmstepd.c.
 _DENIED = """
@@ -51,30 +54,31 @@ _ENROOT_MACHINE = re.compile(r"^\s*machine\s+(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Examination:
     """The facts that the rules are functions of.
 
-    `trainer` is True if the tasks' interpreter will do here, and a message about it; None if the launch uses
-    none.
+    `trainer` has the findings about the tasks' interpreter; it is None if the launch uses none.
     """
 
     needs: Requirements
-    slurm: Slurm | None
+    slurm: ClusterFacts | None
     here: Machine
     image: Image | None
     credentials: tuple[Credentials, ...]
     launcher: str
     versions: dict[str, str | None]
-    trainer: tuple[bool, str] | None
+    trainer: Sequence[Finding] | None
     python: str | None
     answers: Answers | None = None
-    trees: tuple[Line, ...] = ()
+    trees: tuple[Finding, ...] = ()
 
 
 def examine(
     draft: Draft, *, image: str | None, count: int, patience: float, starts: bool = False
-) -> tuple[Surroundings, list[Line]]:
+) -> tuple[str, list[Finding]]:
     """Examine this machine, the cluster and `count` of its nodes for everything that a launch needs.
+
+    Return the name of this machine, and the findings.
 
     `image` is another one than the launch's own, and `patience` the seconds to wait for the nodes. Raise
     UserError if `image` is no image's name, or Pyxis does not start it, or there are too few nodes.
@@ -89,14 +93,15 @@ def examine(
         # The GPUs of the launch come in place of the image's own.
         chosen = replace(chosen, devices=plan.job.environment.get(_DEVICES, chosen.devices))
     startable = _startable(needs, chosen) if starts else None
-    slurm = ask_slurm(plan) if plan.scheduler != "local" else None
-    plugstack = slurm.settings.get("PlugStackConfig") if slurm is not None else None
+    slurm = ask_cluster(plan, _ASKED) if plan.scheduler != "local" else None
+    settings = slurm.settings.values if slurm is not None and slurm.settings is not None else {}
+    plugstack = settings.get("PlugStackConfig")
     machine = machine_of(probe.gather(probe_request(plugstack=plugstack), environment_here(plan)))
     python = plan.job.payload.argv[0] if needs.trainer else None
     answers = None
-    if count and (slurm is None or slurm.why is None):
-        nodes = slurm.nodes if slurm is not None else {}
-        have = sum(usable for _, usable in nodes.values())
+    if count and (slurm is None or slurm.why_silent is None):
+        nodes = (slurm.nodes if slurm is not None else None) or {}
+        have = sum(node.is_usable for of_partition in nodes.values() for node in of_partition)
         if nodes and count > have:
             text = f"--nodes {count}: {have} take jobs in partition {', '.join(nodes)}"
             raise UserError(text, hint="cluster.partition=...")
@@ -110,7 +115,7 @@ def examine(
             # On the examined nodes: others may differ from them.
             started, why = start(plan, startable, answers.names or count, environment, patience)
             answers = replace(answers, started=started, why_not_started=why)
-    surroundings = Surroundings(
+    examination = Examination(
         needs=needs,
         slurm=slurm,
         here=machine,
@@ -118,12 +123,12 @@ def examine(
         credentials=tuple(credentials()),
         launcher=f"{sys.version.split()[0]}, {sys.executable}",
         versions={name: version_of(name) for names, _ in tools.EXTRAS.values() for name in names},
-        trainer=trainer_of(draft, needs),
+        trainer=trainer_findings(draft, needs),
         python=python,
         trees=(tools.tree_line(tree_roots(config_dirs), filter(None, map(why_open, config_dirs))),),
         answers=answers,
     )
-    return surroundings, apply_rules(surroundings)
+    return machine.host, apply_rules(examination)
 
 
 def _startable(needs: Requirements, image: Image | None) -> str:
@@ -137,14 +142,13 @@ def _startable(needs: Requirements, image: Image | None) -> str:
     return image.for_pyxis
 
 
-def apply_rules(surroundings: Surroundings) -> list[Line]:
+def apply_rules(examination: Examination) -> list[Finding]:
     """Return the report of what was gathered."""
-    reports: list[tuple[str, Iterable[Line]]] = [("here", _of_this_machine(surroundings))]
-    answers = surroundings.answers
+    reports: list[tuple[str, Iterable[Finding]]] = [("here", _examine_this_machine(examination))]
+    answers = examination.answers
     if answers is not None:
-        blind = missing("python", "no Python: nothing keeps a job here", _INSTALL_PYTHON, needed=True)
-        reports += [(name, [blind]) for name in answers.blind]
-        reports += [(machine.host, _of_node(machine, surroundings)) for machine in answers.machines]
+        reports += [(name, [_job_python(None)]) for name in answers.unprobed]
+        reports += [(machine.host, _examine_node(machine, examination)) for machine in answers.machines]
         started = answers.started or ()
         reports += [(name, [ok("container", "the image starts there", needed=True)]) for name in started]
         if answers.started is not None and len(started) < answers.requested:
@@ -160,19 +164,19 @@ def apply_rules(surroundings: Surroundings) -> list[Line]:
             text = f"{answers.silent} of {answers.requested} did not answer: {why}"
             fix = "sinfo tells what is free; cluster.partition=..."
             reports.append(("silent", [unknown("nodes", text, fix, needed=True)]))
-    elif surroundings.needs.scheduler != "local":
+    elif examination.needs.scheduler != "local":
         fix = "slipway doctor --nodes 1, or as many as a launch has"
         reports.append(("nodes", [unknown("nodes", "not examined", fix)]))
     return merged(reports)
 
 
-def _of_this_machine(surroundings: Surroundings) -> Iterator[Line]:
-    machine, needs, image = surroundings.here, surroundings.needs, surroundings.image
-    yield from surroundings.trees
-    if surroundings.slurm is not None:
-        yield from containers.slurm_lines(surroundings.slurm, needs)
-        if surroundings.slurm.why is None:
-            yield containers.pyxis_line(surroundings.slurm, needs, machine)
+def _examine_this_machine(examination: Examination) -> Iterator[Finding]:
+    machine, needs, image = examination.here, examination.needs, examination.image
+    yield from examination.trees
+    if examination.slurm is not None:
+        yield from containers.slurm_lines(examination.slurm, needs)
+        if examination.slurm.why_silent is None:
+            yield containers.pyxis_line(examination.slurm, needs, machine)
     yield from containers.enroot_lines(machine, needs, image, is_node=False)
     yield from tools.tool_lines(machine)
     line = tools.apptainer_line(machine, needs, is_node=False)
@@ -182,19 +186,19 @@ def _of_this_machine(surroundings: Surroundings) -> Iterator[Line]:
         yield tools.image_line(image)
         if needs.engine is not None and image.contents is not None:
             yield tools.engine_line(image.contents, needs.engine)
-    yield tools.credential_line(surroundings.credentials, image)
+    yield tools.credential_line(examination.credentials, image)
     yield from tools.gpu_lines(machine, image, is_node=False)
-    yield from tools.python_lines(surroundings.launcher, surroundings.versions, surroundings.trainer)
+    yield from tools.python_lines(examination.launcher, examination.versions, examination.trainer)
 
 
-def _of_node(node: Machine, surroundings: Surroundings) -> Iterator[Line]:
-    needs, image = surroundings.needs, surroundings.image
+def _examine_node(node: Machine, examination: Examination) -> Iterator[Finding]:
+    needs, image = examination.needs, examination.image
     if needs.image:
         yield from containers.pyxis_node_lines(node, needs, image)
         if needs.enroot:
             yield from containers.enroot_lines(node, needs, image, is_node=True)
         yield tools.mounting(node, is_node=True)
-        yield from tools.stage_lines(node, image)
+        yield from containers.stage_lines(node, image)
     line = tools.apptainer_line(node, needs, is_node=True)
     if line is not None:
         yield line
@@ -203,15 +207,15 @@ def _of_node(node: Machine, surroundings: Surroundings) -> Iterator[Line]:
         yield ok("python", f"{node.python} (which examined this node)")
     else:
         yield _job_python(node.job_python)
-    yield from tools.file_lines(node, image if needs.image else None, surroundings.python)
+    yield from tools.file_lines(node, image if needs.image else None, examination.python)
 
 
-def _job_python(answer: str | None) -> Line:
+def _job_python(answer: str | None) -> Finding:
     """Report the Python of a node, version and path, which runs the supervisor of a job."""
     what, (version, _, path) = "python", (answer or "").partition(" ")
     if tuple(int(part) for part in version.split(".") if part.isdecimal()) >= OLDEST_PYTHON:
         return ok(what, f"{version} ({path}), which keeps jobs", needed=True)
-    text = "no python3: nothing keeps a job here"
+    text = "no Python 3: the job supervisor cannot run on this node"
     if version:
         text = f"{path} is {version}: a job's supervisor needs {_OLDEST_PYTHON}"
     return missing(what, text, _INSTALL_PYTHON, needed=True)
@@ -263,20 +267,6 @@ def probe_request(
     return request
 
 
-def ask_slurm(plan: Plan) -> Slurm:
-    """Ask Slurm for its configuration, its nodes and Pyxis."""
-    replies, facts = ask_cluster(plan, ("settings", "partitions", "nodes", "pyxis"))
-    if replies["settings"].why is not None:
-        return Slurm(why=replies["settings"].why)
-    by_partition = facts.nodes or {}
-    types = {name for nodes in by_partition.values() for node in nodes for name, _ in node.gpus}
-    counts = {
-        name: (len(nodes), sum(node.is_usable for node in nodes)) for name, nodes in by_partition.items()
-    }
-    settings = dict(_SETTING.findall(replies["settings"].text))
-    return Slurm(settings=settings, pyxis=facts.pyxis, nodes=counts, gpus=tuple(sorted(types)))
-
-
 def image_named(name: str, key: str) -> Image:
     """Return the image of a name, from its file or its registry; raise UserError if it is no image's name."""
     from launcher.images.references import Kind, Reference, contents_of_reference
@@ -286,12 +276,12 @@ def image_named(name: str, key: str) -> Image:
     image = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
     if reference.kind is Kind.SQUASHFS:
         known = contents_of_file(reference.path)
-        return _of_file(replace(image, path=str(reference.path), contents=known))
+        return _with_file(replace(image, path=str(reference.path), contents=known))
     image = replace(image, contents=contents_of_reference(reference))
-    return _of_registry(image, reference.for_skopeo)
+    return _with_registry(image, reference.for_skopeo)
 
 
-def _of_file(image: Image) -> Image:
+def _with_file(image: Image) -> Image:
     from launcher.images.inspecting import inspect
 
     assert image.path is not None
@@ -307,7 +297,7 @@ def _of_file(image: Image) -> Image:
     return image if environment else replace(image, why=next(iter(content.notes), None))
 
 
-def _of_registry(image: Image, name: str | None) -> Image:
+def _with_registry(image: Image, name: str | None) -> Image:
     if name is None:
         return replace(image, why="its contents are read when it is imported")
     try:
@@ -392,13 +382,10 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def trainer_of(draft: Draft, needs: Requirements) -> tuple[bool, str] | None:
-    """Return True if the tasks' interpreter will do here, and a message; None if the launch uses none."""
+def trainer_findings(draft: Draft, needs: Requirements) -> list[Finding] | None:
+    """Return the findings about the tasks' interpreter; None if the launch uses none."""
     if not needs.trainer:
         return None
-    findings = machine_problems(draft.plan, host_facts(draft))
     # The launch itself reports other errors, such as an allocation that is too small.
-    of_python = [finding for finding in findings if finding.key == "cluster.python"]
-    messages = [str(UserError(finding.message, key=finding.key, hint=finding.fix)) for finding in of_python]
-    is_good = all(finding.severity is not Severity.ERROR for finding in of_python)
-    return is_good, "; ".join(messages)
+    findings = machine_problems(draft.plan, host_facts(draft))
+    return [finding for finding in findings if finding.key == "cluster.python"]

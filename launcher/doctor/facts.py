@@ -1,4 +1,4 @@
-"""Facts about machines, Slurm and an image, which the rules are functions of."""
+"""Facts about machines and an image, which the rules are functions of."""
 
 from __future__ import annotations
 
@@ -102,21 +102,6 @@ def machine_of(content: Mapping[str, Any]) -> Machine:
     from pydantic import TypeAdapter
 
     return TypeAdapter(Machine).validate_python(dict(content))
-
-
-@dataclass(frozen=True, slots=True)
-class Slurm:
-    """Slurm's own reports; `why` is the error where there are none.
-
-    `pyxis` is True if srun has Pyxis' options, None if unknown. `nodes` has by partition the number of nodes
-    and of those that take jobs; `gpus` are types of GPUs that nodes have, ``""`` where a type has no name.
-    """
-
-    why: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
-    pyxis: bool | None = None
-    nodes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

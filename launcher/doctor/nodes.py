@@ -57,13 +57,13 @@ _PYXIS_SAYS_NOTHING = (
 class Answers:
     """The answers of nodes.
 
-    `blind` names nodes without any Python to look with, and `started` those where the image started; it is
+    `unprobed` names nodes without any Python to look with, and `started` those where the image started; it is
     None if that was not tried.
     """
 
     requested: int
     machines: tuple[Machine, ...] = ()
-    blind: tuple[str, ...] = ()
+    unprobed: tuple[str, ...] = ()
     why: str | None = None
     started: tuple[str, ...] | None = None
     why_not_started: str | None = None
@@ -71,12 +71,12 @@ class Answers:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the nodes that were examined."""
-        return tuple(sorted((*(machine.host for machine in self.machines), *self.blind), key=_natural))
+        return tuple(sorted((*(machine.host for machine in self.machines), *self.unprobed), key=_natural))
 
     @property
     def silent(self) -> int:
         """The number of nodes without an answer."""
-        return self.requested - len(self.machines) - len(self.blind)
+        return self.requested - len(self.machines) - len(self.unprobed)
 
 
 def look(
@@ -92,7 +92,7 @@ def look(
     source = Path(probe.__file__).read_text(encoding="utf-8")
     command = ["sh", "-c", _START, "sh", sys.executable, source, json.dumps(request), probe.MARK]
     out, why = _run(plan, count, command, environment, patience)
-    contents, blind = read(out.splitlines())
+    contents, unprobed = read(out.splitlines())
     machines = []
     for content in contents:
         try:
@@ -100,7 +100,7 @@ def look(
         except ValueError:
             why = why or f"{content.get('host')}: its answer cannot be read"
     machines.sort(key=lambda machine: _natural(machine.host))
-    return Answers(count, tuple(machines), tuple(sorted(blind, key=_natural)), why)
+    return Answers(count, tuple(machines), tuple(sorted(unprobed, key=_natural)), why)
 
 
 def start(
@@ -228,14 +228,14 @@ def read(lines: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the reports in the lines of all tasks, and the names of nodes without a Python."""
     parts: dict[str, dict[int, str]] = {}
     lengths: dict[str, int] = {}
-    blind = []
+    unprobed = []
     for line in lines:
         words = line.split(" ")
         if len(words) != 5 or words[0] != probe.MARK or not (words[2] + words[3]).isdigit():
             continue
         _, host, number, total, part = words
         if total == "0":
-            blind.append(host)
+            unprobed.append(host)
         else:
             lengths[host] = int(total)
             parts.setdefault(host, {})[int(number)] = part
@@ -245,4 +245,4 @@ def read(lines: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
             with contextlib.suppress(ValueError, zlib.error):
                 packed = "".join(chunks[number] for number in sorted(chunks))
                 contents.append(json.loads(zlib.decompress(base64.b64decode(packed))))
-    return contents, blind
+    return contents, unprobed

@@ -1,12 +1,13 @@
-"""Lines of the doctor's report: one thing on one machine, or on several that agree."""
+"""The doctor's report: findings about one thing on one machine, or on several that agree."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from functools import partial
+
+from launcher.checks.findings import Finding, Severity
 
 # Lines about one thing stand together, whichever machine they are about.
 _ORDER = (
@@ -24,47 +25,33 @@ PYTHON = ("3.11", "3.12", "3.13", "3.14")
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
-class Status(StrEnum):
-    """The status of a thing; `UNKNOWN` where nothing answered."""
-
-    OK = "ok"
-    WARNING = "warning"
-    MISSING = "missing"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One thing, such as ``enroot.runtime``, on the machines `where` it is so.
-
-    It is `needed` if the launch cannot do without it. `free` are free bytes, which are not part of the text
-    because they differ on every machine.
-    """
-
-    what: str
-    text: str
-    fix: str | None = None
-    _: KW_ONLY
-    status: Status
-    needed: bool = False
-    free: int | None = None
-    where: tuple[str, ...] = ()
+def thing(
+    what: str,
+    message: str,
+    fix: str | None = None,
+    *,
+    severity: Severity,
+    needed: bool = False,
+    free: int | None = None,
+) -> Finding:
+    """Return the finding about a thing of a machine."""
+    return Finding(severity, None, message, fix, id=what, needed=needed, free=free)
 
 
-ok = partial(Line, status=Status.OK)
-warning = partial(Line, status=Status.WARNING)
-missing = partial(Line, status=Status.MISSING)
-unknown = partial(Line, status=Status.UNKNOWN)
+ok = partial(thing, severity=Severity.OK)
+warning = partial(thing, severity=Severity.WARNING)
+missing = partial(thing, severity=Severity.MISSING)
+unknown = partial(thing, severity=Severity.UNKNOWN)
 
 
-def merged(reports: Iterable[tuple[str, Iterable[Line]]]) -> list[Line]:
+def merged(reports: Iterable[tuple[str, Iterable[Finding]]]) -> list[Finding]:
     """Merge equal lines of several machines into one, with the least of their free bytes."""
-    groups: dict[object, list[Line]] = {}
+    groups: dict[object, list[Finding]] = {}
     for name, lines in reports:
         for line in lines:
             # For a thing that is there it does not matter which machine needs it.
-            is_lacking = line.needed and line.status in (Status.MISSING, Status.UNKNOWN)
-            key = (line.what, line.status, line.text, line.fix, is_lacking)
+            is_lacking = line.needed and line.severity in (Severity.MISSING, Severity.UNKNOWN)
+            key = (line.id, line.severity, line.message, line.fix, is_lacking)
             groups.setdefault(key, []).append(replace(line, where=(name,)))
     together = []
     for group in groups.values():
@@ -72,15 +59,15 @@ def merged(reports: Iterable[tuple[str, Iterable[Line]]]) -> list[Line]:
         is_needed = any(line.needed for line in group)
         together.append(replace(least, needed=is_needed, where=tuple(names)))
     # sorted() keeps the order of machines among lines about the same thing.
-    return sorted(together, key=lambda line: _ORDER.index(line.what))
+    return sorted(together, key=lambda line: _ORDER.index(line.id))
 
 
-def lacking(report: Iterable[Line], status: Status = Status.MISSING) -> list[Line]:
-    """Return the lines of things that are missing, or have another status, and that the launch needs."""
-    return [line for line in report if line.needed and line.status is status]
+def lacking(report: Iterable[Finding], severity: Severity = Severity.MISSING) -> list[Finding]:
+    """Return the lines of things that are missing, or have another severity, and that the launch needs."""
+    return [line for line in report if line.needed and line.severity is severity]
 
 
-def release_status(release: str, tested: Sequence[str]) -> tuple[Status, str]:
+def release_status(release: str, tested: Sequence[str]) -> tuple[Severity, str]:
     """Compare a release with the tested ones, which are in ascending order.
 
     Return OK within their range, WARNING outside; and a note, empty for a tested release. The release is the
@@ -91,6 +78,6 @@ def release_status(release: str, tested: Sequence[str]) -> tuple[Status, str]:
         for text in (release, *tested)
     )
     if number in numbers:
-        return Status.OK, ""
+        return Severity.OK, ""
     is_within = numbers[0] <= number <= numbers[-1]
-    return Status.OK if is_within else Status.WARNING, f"the tests were run on {', '.join(tested)}"
+    return Severity.OK if is_within else Severity.WARNING, f"the tests were run on {', '.join(tested)}"

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.checks.rules.files import engine_fit
+from launcher.checks.findings import Finding, Severity
+from launcher.checks.rules.images import engine_fit
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
-from launcher.doctor.report import PYTHON, Line, Status, missing, ok, release_status, unknown, warning
+from launcher.doctor.report import PYTHON, missing, ok, release_status, thing, unknown, warning
 from launcher.estimates.values import memory_text
 from launcher.images.tools import how_to_get
 from launcher.releases import Contents, version
@@ -49,14 +50,14 @@ _LOGIN = (
 )
 
 
-def tree_line(trees: Sequence[Path], why_open: Iterable[str]) -> Line:
+def tree_line(trees: Sequence[Path], why_open: Iterable[str]) -> Finding:
     """Return the line of the configuration trees, and of who else may change them."""
     text, why = ", ".join(map(str, trees)), "; ".join(why_open)
     fix = "let it belong to root, and nobody else write it"
     return warning("trees", f"{text}; {why}", fix) if why else ok("trees", text)
 
 
-def tool_lines(machine: Machine) -> Iterator[Line]:
+def tool_lines(machine: Machine) -> Iterator[Finding]:
     """Report the programs that build, copy, squash and mount images."""
     yield _builders(machine)
     yield _tools(machine, "images.copy", ("skopeo",), "copies and pushes images")
@@ -69,7 +70,7 @@ def _named(machine: Machine, name: str) -> str:
     return f"{name} {machine.tools[name] or ''}".strip()
 
 
-def _builders(machine: Machine) -> Line:
+def _builders(machine: Machine) -> Finding:
     what, usable, unusable = "images.build", [], []
     for name in ("docker", "podman", "buildah"):
         if name not in machine.tools:
@@ -89,26 +90,26 @@ def _builders(machine: Machine) -> Line:
     return missing(what, text, how_to_get("buildah"))
 
 
-def _tools(machine: Machine, what: str, names: Sequence[str], purpose: str) -> Line:
+def _tools(machine: Machine, what: str, names: Sequence[str], purpose: str) -> Finding:
     lacking = [name for name in names if name not in machine.tools]
     if lacking:
         return missing(what, f"no {', '.join(lacking)}, which {purpose}", how_to_get(*lacking))
     return ok(what, ", ".join(_named(machine, name) for name in names))
 
 
-def _squashfs(machine: Machine) -> Line:
+def _squashfs(machine: Machine) -> Finding:
     line = _tools(machine, "squashfs.make", ("mksquashfs", "unsquashfs"), "write and read images")
-    if line.status is not Status.OK or not machine.compressors:
+    if line.severity is not Severity.OK or not machine.compressors:
         return line
-    text = f"{line.text}; compressors: {', '.join(machine.compressors)}"
+    text = f"{line.message}; compressors: {', '.join(machine.compressors)}"
     lacking = [name for name in _WANTED_COMPRESSORS if name not in machine.compressors]
     if lacking:
         fix = "compression: gzip of the image, or squashfs-tools of a newer system"
-        return warning(line.what, f"{text}; without {' and '.join(lacking)}", fix)
-    return ok(line.what, text)
+        return warning(line.id, f"{text}; without {' and '.join(lacking)}", fix)
+    return ok(line.id, text)
 
 
-def mounting(machine: Machine, *, is_node: bool = False) -> Line:
+def mounting(machine: Machine, *, is_node: bool = False) -> Finding:
     """Report how a squashfs can be mounted; Pyxis unpacks it unless its `use_squashfuse` is set."""
     what, has_fuse = "squashfs.mount", "squashfuse" in machine.tools
     ways = ["the kernel"] if "squashfs" in machine.file_systems else []
@@ -124,7 +125,7 @@ def mounting(machine: Machine, *, is_node: bool = False) -> Line:
     return warning(what, text, "modprobe squashfs (root), or install squashfuse")
 
 
-def apptainer_line(machine: Machine, needs: Requirements, *, is_node: bool) -> Line | None:
+def apptainer_line(machine: Machine, needs: Requirements, *, is_node: bool) -> Finding | None:
     """Report Apptainer, if it starts the tasks or is installed; None otherwise."""
     what, is_runtime = "apptainer", needs.image and needs.runtime != "pyxis"
     needed, program = is_runtime and is_node, needs.runtime if is_runtime else what
@@ -140,7 +141,7 @@ def apptainer_line(machine: Machine, needs: Requirements, *, is_node: bool) -> L
     return missing(what, text, how_to_get("apptainer"), needed=is_node)
 
 
-def credential_line(files: Sequence[Credentials], image: Image | None) -> Line:
+def credential_line(files: Sequence[Credentials], image: Image | None) -> Finding:
     """Report the registries with credentials, never the credentials."""
     what, registry = "credentials", image.registry if image is not None else None
     host = (registry or "").partition(":")[0]  # in Enroot's file, hosts have no ports
@@ -157,7 +158,7 @@ def credential_line(files: Sequence[Credentials], image: Image | None) -> Line:
     return ok(what, text)
 
 
-def gpu_lines(machine: Machine, image: Image | None, *, is_node: bool) -> Iterator[Line]:
+def gpu_lines(machine: Machine, image: Image | None, *, is_node: bool) -> Iterator[Finding]:
     """Report the GPUs and their driver, and if it runs the image's CUDA."""
     gpus = machine.gpus
     if gpus is None:
@@ -175,7 +176,7 @@ def gpu_lines(machine: Machine, image: Image | None, *, is_node: bool) -> Iterat
         yield _driver_and_image(gpus.driver, gpus, image, is_node)
 
 
-def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Line:
+def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Finding:
     what, cuda, origin = "gpu.image", image.cuda, ""
     if cuda is None and image.contents is not None and image.contents.cuda is not None:
         cuda, origin = image.contents.cuda, f", as {image.contents.origin} has it"
@@ -206,7 +207,7 @@ def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Li
     return ok(what, f"{wants}: driver {driver} runs it (from {least} on)")
 
 
-def image_line(image: Image) -> Line:
+def image_line(image: Image) -> Finding:
     """Report the image, as far as this machine can look into it."""
     if image.is_broken:
         again = f"slipway image verify {image.path}; then import it again: slipway image import ..."
@@ -220,7 +221,7 @@ def image_line(image: Image) -> Line:
     return ok("image", f"{image.name}: {size}{cuda}")
 
 
-def engine_line(contents: Contents, engine: str) -> Line:
+def engine_line(contents: Contents, engine: str) -> Finding:
     """Report whether the image has the programs of the launch's engine."""
     fit = engine_fit(contents, engine)
     what, text = "image.engine", f"engine={engine}: {fit.why}"
@@ -230,7 +231,7 @@ def engine_line(contents: Contents, engine: str) -> Line:
     return tell(what, text, fit.fix, needed=True)
 
 
-def file_lines(node: Machine, image: Image | None, python: str | None) -> Iterator[Line]:
+def file_lines(node: Machine, image: Image | None, python: str | None) -> Iterator[Finding]:
     """Report the files of the launch that each node must have."""
     if image is not None and image.path is not None:
         size = node.files.get(image.path)
@@ -249,40 +250,18 @@ def file_lines(node: Machine, image: Image | None, python: str | None) -> Iterat
         yield ok("trainer", f"{python} is there", needed=True)
 
 
-def stage_lines(node: Machine, image: Image | None) -> Iterator[Line]:
-    """Report the directory of the image's copy on each node; without room the tasks use the shared file."""
-    what, place = "image.stage", node.places.get("stage")
-    if place is None or image is None or image.path is None:
-        return
-    text, trouble = f"{place.path} ({place.kind})", None
-    if not place.writable:
-        trouble = f"you may not write to {place.there}"
-    elif not place.is_local:
-        trouble = "shared, which gains nothing"
-    elif place.free is not None and image.size is not None and place.free < image.size:
-        trouble = f"no room for the image's {memory_text(image.size)}"
-    if trouble is None:
-        yield ok(what, text, free=place.free)
-    else:
-        fix = "container_options.stage_to=... on a local disk, or null"
-        yield warning(what, f"{text}: {trouble}", fix, free=place.free)
-
-
 def python_lines(
-    python: str, versions: Mapping[str, str | None], trainer: tuple[bool, str] | None
-) -> Iterator[Line]:
+    python: str, versions: Mapping[str, str | None], trainer: Sequence[Finding] | None
+) -> Iterator[Finding]:
     """Report Slipway's own Python, its extras, and the tasks' interpreter."""
-    status, note = release_status(python, PYTHON)
-    yield Line("python", f"{python}; {note}" if note else python, status=status, needed=True)
-    if trainer is not None:
-        is_usable, message = trainer
-        first, *rest = message.split("\n")
-        if not is_usable:
-            yield missing("trainer", first, "; ".join(map(str.strip, rest)) or None, needed=True)
-        elif message:
-            yield warning("trainer", message, "slipway doctor --nodes 1 looks there", needed=True)
-        else:
-            yield ok("trainer", "the tasks' interpreter finds torch and megatron-core", needed=True)
+    severity, note = release_status(python, PYTHON)
+    yield thing("python", f"{python}; {note}" if note else python, severity=severity, needed=True)
+    for finding in trainer or ():
+        is_error, fix = finding.severity is Severity.ERROR, (finding.fix or "").replace("\n", "; ")
+        tell, fix = (missing, fix) if is_error else (warning, fix or "slipway doctor --nodes 1 looks there")
+        yield tell("trainer", finding.message, fix or None, needed=True)
+    if trainer is not None and not trainer:
+        yield ok("trainer", "the tasks' interpreter finds torch and megatron-core", needed=True)
     for extra, (names, purpose) in EXTRAS.items():
         absent = ", ".join(name for name in names if versions.get(name) is None)
         if absent:

@@ -28,7 +28,6 @@ _PCIE = 32e9
 _FUSED_BACKWARD = 2.5
 # Reads and writes of an optimizer, by parameter: its gradient, a master copy, two moments, and the weight.
 _OPTIMIZER_BYTES = 30
-_ADAM_AT_LEAST = 10
 # From here on a T5's vocabulary is that of mT5.
 _LARGE_VOCABULARY = 200_000
 # Features whose step time is unknown, as people call them.
@@ -131,17 +130,6 @@ class Speed:
         self._network = (_NETWORK if gpu.nic is None else gpu.nic) * attained.links
         self._layers: dict[tuple[Stack, int, int, int, bool], _Layer] = {}
         self._ends: dict[tuple[int, int, int], float] = {}
-
-    def bytes_at_least(self, parts: int) -> float:
-        """Return the least bytes of parameters on a GPU, where so many GPUs share a copy of the model.
-
-        A weight in 16 bits, its gradient, and Adam's states, of which Apex keeps the least: the 16 bits by
-        which a weight differs from fp32.
-        """
-        each = 2.0 + self._work.gradient_bytes
-        if self._work.shares_optimizer:
-            each += _ADAM_AT_LEAST * parts / self._world
-        return self._work.parameters / parts * each
 
     def step(self, layout: Layout, parallel: ParallelConfig) -> float:
         """Return the seconds of a step; `parallel` is that of the layout.

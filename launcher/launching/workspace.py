@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from launcher.checks.findings import Severity
 from launcher.checks.gate import CheckReport, require_passed, show_to_scheduler
-from launcher.checks.rules.files import SCHEDULER
+from launcher.checks.rules.launch import SCHEDULER
 from launcher.errors import UserError
 from launcher.plan import Plan
 from launcher.runs.write import make_directories

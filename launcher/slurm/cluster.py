@@ -38,6 +38,7 @@ _GRES = re.compile(
 )
 
 _NOTHING: Mapping[str, int] = {}
+_NO_VALUES: Mapping[str, str] = {}
 
 
 class Partition(NamedTuple):
@@ -61,6 +62,15 @@ class Partition(NamedTuple):
     own_qos: str | None = None
     is_open: bool = True
     node_names: str | None = None
+
+    def admits(self, account: str | None = None, qos: str | None = None) -> bool:
+        """Return True if jobs of an account and a QOS may run there, by the partition's own lists."""
+        lists = ((account, self.accounts, self.denied_accounts), (qos, self.qos, self.denied_qos))
+        return all(
+            name is None
+            or (name.lower() in map(str.lower, denied if taken is None else taken)) is (taken is not None)
+            for name, taken, denied in lists
+        )
 
 
 class Node(NamedTuple):
@@ -100,14 +110,14 @@ class Qos(NamedTuple):
 class Association(NamedTuple):
     """An account that the user may charge, in all partitions or in one.
 
-    `is_default` is ``None`` if it is not known whether jobs that name no account are charged to it.
+    Jobs that name no account are charged to the one that `is_default`.
     """
 
     account: str
     partition: str | None = None
     qos: tuple[str, ...] = ()
     default_qos: str | None = None
-    is_default: bool | None = False
+    is_default: bool = False
     limits: Limits = Limits()
 
 
@@ -115,7 +125,7 @@ class Settings(NamedTuple):
     """The settings of the whole cluster, of its `name`.
 
     `enforced` is Slurm's AccountingStorageEnforce, in lower case. With `has_filters` plugins of the site may
-    change what a job asks for: its partition, account and QOS. `release` is Slurm's, such as (22, 5).
+    change what a job asks for: its partition, account and QOS. `values` are all settings, in Slurm's words.
     """
 
     max_array: int | None = None
@@ -123,8 +133,8 @@ class Settings(NamedTuple):
     has_accounting: bool = False
     enforced: frozenset[str] = frozenset()
     has_filters: bool = False
-    release: tuple[int, int] | None = None
     name: str | None = None
+    values: Mapping[str, str] = _NO_VALUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,11 @@ class ClusterFacts:
     qos: tuple[Qos, ...] | None = None
     pyxis: bool | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def why_silent(self) -> str | None:
+        """The reason why Slurm does not answer; None if it does."""
+        return self.missing.get("settings")
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
@@ -200,6 +215,7 @@ def parse_settings(text: str) -> Settings:
     }
     enforced = values.get("AccountingStorageEnforce", "none").lower().split(",")
     return Settings(
+        values=values,
         name=values.get("ClusterName") or None,
         max_array=_leading_int(values.get("MaxArraySize")),
         max_jobs=_leading_int(values.get("MaxJobCount")),
@@ -208,32 +224,22 @@ def parse_settings(text: str) -> Settings:
         has_filters=any(
             _word(values.get(f"{name}Plugins")) is not None for name in ("JobSubmit", "CliFilter")
         ),
-        release=_release(values.get("SLURM_VERSION")),
     )
-
-
-def _release(text: str | None) -> tuple[int, int] | None:
-    """Return the first two numbers of ``22.05.8``."""
-    match = re.match(r"(\d{1,4})\.(\d{1,4})\b", text or "")
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def parse_associations(text: str, cluster: str | None) -> tuple[Association, ...]:
     """Parse the answer of sacctmgr, which may be about several clusters."""
-    all_rows = list(rows(text, ASSOCIATION_FIELDS))
-    mine = [row for row in all_rows if row["account"] and cluster in (None, row["cluster"])]
-    # With several clusters the default may be that of another one.
-    has_default = len(mine) == len(all_rows) or any(row["account"] == row["defaultaccount"] for row in mine)
     return tuple(
         Association(
             account=row["account"],
             partition=_word(row["partition"]),
             qos=tuple(name for name in row["qos"].split(",") if name),
             default_qos=_word(row["defaultqos"]),
-            is_default=row["account"] == row["defaultaccount"] if has_default else None,
+            is_default=row["account"] == row["defaultaccount"],
             limits=_limits(row, row["maxsubmit"]),
         )
-        for row in mine
+        for row in rows(text, ASSOCIATION_FIELDS)
+        if row["account"] and cluster in (None, row["cluster"])
     )
 
 

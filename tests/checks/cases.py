@@ -10,8 +10,6 @@ from launcher.checks.facts import (
     EarlierTraining,
     Facts,
     ImageFacts,
-    LocalPath,
-    LocalPaths,
     MissingPath,
     PathFacts,
     SavedShards,
@@ -90,7 +88,7 @@ def chain(links: int = 3, **queue: Any) -> dict[str, Any]:
 
 def missing_secret(certain: bool) -> Facts:
     secret = MissingPath("env_files.HF_TOKEN", "/no/x", "there is no such file", certain)
-    return replace(KNOWN, missing_secrets=(secret,))
+    return replace(KNOWN, paths=PathFacts(secrets=(secret,)))
 
 
 def conversion(free_bytes: int, dtype: str | None = None) -> dict[str, Any]:
@@ -130,8 +128,9 @@ def tokenized(*names: str, certain: bool = True) -> Facts:
 
 def on_disks(results: int, inputs: int) -> Facts:
     """Return facts with numbers of results and inputs on a disk of this machine's own."""
-    paths = LocalPath("base_results_dir", "/x", "ext4", "/"), LocalPath("container", "/y", "xfs", "/y")
-    return replace(KNOWN, paths=PathFacts(local=LocalPaths(paths[:1] * results, paths[1:] * inputs)))
+    why = "it is on a file system of this machine's own (ext4, mounted at /)"
+    paths = [MissingPath(key, "/x", why, False) for key in ("base_results_dir", "container")]
+    return replace(KNOWN, paths=PathFacts(local=(*paths[:1] * results, *paths[1:] * inputs)))
 
 
 def cluster_request(resources: dict[str, Any] | None = None, **queue: Any) -> dict[str, Any]:

@@ -75,7 +75,6 @@ MODEL_CASES = [
         "tensor 3 × pipeline 1 × context 1 = 3 does not divide 2 nodes × 8 GPUs = 16",
         "valid tensor sizes: 1, 2, 4, 8, 16",
         "node counts that would do: 3, 6, 12, 24",
-        "tensor × pipeline that would do on 2 nodes: 8 × 2, 4 × 4, 2 × 8",
     ),
     bad(
         "layout.world",

@@ -22,7 +22,6 @@ KNOWN = Facts(
     frozenset(),
     same_job_name=(),
     open_secrets={},
-    missing_secrets=(),
     supervisor_python="",
     trainer_verdict="",
     unexpanded=(),

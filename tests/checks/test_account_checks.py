@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from launcher.checks.facts import SubmissionFacts
 from launcher.checks.findings import Severity
+from launcher.checks.registry import run_checks
+from launcher.errors import literal
 from launcher.plan import Chain
 from launcher.slurm.cluster import (
-    Association,
     Limits,
     Partition,
     Qos,
@@ -26,27 +28,45 @@ from tests.checks.clusters import (
     plan_with,
     with_partitions,
 )
+from tests.checks.plans import KNOWN
 
 
 @pytest.mark.parametrize(
-    ("queue", "message", "fix"),
+    ("queue", "refusal", "key", "fix"),
     [
         (
             {"account": "reserch"},
-            "you have no such account; yours: research, vision",
+            "Invalid account or account/partition combination specified",
+            "cluster.account",
             "did you mean 'research'?",
         ),
         (
-            {"account": "vision"},
-            "you may use it only in other partitions: big",
-            "partitions that would take the job: big (cluster.partition)",
+            {"account": None},
+            "Invalid account or account/partition combination specified",
+            "cluster.account",
+            "valid: research, vision",
         ),
+        (
+            {},
+            "Job's account not permitted to use this partition (theirs allows vision not research)",
+            "cluster.account",
+            "valid: research, vision",
+        ),
+        ({"qos": "debgu"}, "Invalid qos specification", "cluster.qos", "did you mean 'debug'?"),
+        ({"reservation": "x"}, "Requested reservation is invalid", "cluster.reservation", None),
+        ({"licenses": "x"}, "Invalid license specification", "cluster.licenses", None),
+        ({}, "Requested time limit is invalid", None, None),
     ],
 )
-def test_unusable_account_is_an_error(queue: dict[str, Any], message: str, fix: str | None) -> None:
-    finding = only_finding(plan_with(queue), CLUSTER)
-    assert (finding.id, finding.severity, finding.fix) == ("cluster.account", Severity.ERROR, fix)
-    assert finding.message == f"cluster.account='{queue['account']}': {message}"
+def test_refusal_of_slurm_names_the_key_that_it_is_about(
+    queue: dict[str, Any], refusal: str, key: str | None, fix: str | None
+) -> None:
+    answer = SubmissionFacts(is_refused=True, refusal=f"Slurm would refuse this job: {refusal}")
+    facts = replace(KNOWN, cluster=CLUSTER, submission=answer)
+    (finding,) = [each for each in run_checks(plan_with(queue), facts) if each.id == "scheduler"]
+    assert (finding.severity, finding.key, finding.fix) == (Severity.ERROR, key, fix)
+    value = f"{key}={literal(next(iter(queue.values()), None))}: " if key is not None else ""
+    assert finding.message == f"{value}Slurm would refuse this job: {refusal}"
 
 
 def test_findings_that_plugins_of_the_site_may_mend_are_warnings() -> None:
@@ -58,8 +78,6 @@ def test_findings_that_plugins_of_the_site_may_mend_are_warnings() -> None:
         (plan_with({"partition": "gup"}), filtered),
         (plan_with(nodes=16), filtered),
         (plan_with(cpus_per_task=16), filtered),
-        (plan_with({"account": "reserch"}), filtered),
-        (plan_with({"qos": "debgu"}), filtered),
     ):
         findings = cluster_findings(plan, cluster)
         assert findings
@@ -79,13 +97,6 @@ def test_names_of_accounts_and_qos_are_case_insensitive() -> None:
         == []
     )
     assert cluster_findings(plan_with(gpus_per_node=None, gres="gpu:A100:8"), CLUSTER) == []
-
-
-def test_newer_slurm_may_allow_accounts_below_those_of_a_partition() -> None:
-    closed = with_partitions(Partition("gpu", True, accounts=("parent",)))
-    for release, severity in (((22, 5), Severity.ERROR), ((24, 5), Severity.WARNING)):
-        finding = only_finding(plan_with(), replace(closed, settings=ENFORCED._replace(release=release)))
-        assert finding.severity is severity
 
 
 def test_first_limit_that_is_set_holds() -> None:
@@ -116,44 +127,14 @@ def test_the_qos_of_the_account_may_overrule_its_partition() -> None:
     )
 
 
-def test_an_account_of_another_cluster_may_be_the_default() -> None:
-    mine = (Association("a", is_default=None), Association("b", is_default=None))
-    assert cluster_findings(plan_with(), replace(CLUSTER, associations=mine)) == []
-
-
-def test_user_without_an_account_must_name_one() -> None:
-    no_default = replace(CLUSTER, associations=(Association("a"), Association("b")))
-    finding = only_finding(plan_with(), no_default)
-    assert finding.message.startswith("cluster.account=null: you have no default account")
-    assert finding.fix == "one of yours: a, b"
-    # Slurm's names are in small letters.
-    assert cluster_findings(plan_with({"account": "B"}), no_default) == []
-    assert only_finding(plan_with(), replace(CLUSTER, associations=())).id == "cluster.account"
-
-
-def test_limits_that_are_not_enforced_are_at_most_a_warning() -> None:
+def test_limits_hold_where_slurm_enforces_them() -> None:
     (mine, other) = CLUSTER.associations or ()
-    limited = (mine._replace(limits=Limits(per_job={"node": 1})), other)
-    half = replace(CLUSTER, settings=ENFORCED._replace(enforced=frozenset({"associations"})))
-    assert cluster_findings(plan_with(), replace(half, associations=limited)) == []
-    lax = replace(CLUSTER, settings=ENFORCED._replace(enforced=frozenset()))
-    finding = only_finding(plan_with({"account": "reserch"}), lax)
-    assert (finding.id, finding.severity) == ("cluster.account", Severity.WARNING)
-    assert cluster_findings(plan_with({"qos": "debug"}), lax) == []
-    assert cluster_findings(plan_with(), replace(lax, associations=())) == []
+    limited = replace(CLUSTER, associations=(mine._replace(limits=Limits(per_job={"node": 1})), other))
+    assert only_finding(plan_with(), limited).id == "cluster.account"
+    lax = replace(limited, settings=ENFORCED._replace(enforced=frozenset()))
+    assert cluster_findings(plan_with(), lax) == []
     no_accounting = replace(lax, settings=Settings(1001, 10_000), associations=(), qos=())
     assert cluster_findings(plan_with({"account": "any", "qos": "any"}), no_accounting) == []
-
-
-def test_a_partition_may_be_for_other_accounts() -> None:
-    for closed in (
-        Partition("gpu", True, accounts=("a", "b")),
-        Partition("gpu", True, denied_accounts=("research",)),
-    ):
-        finding = only_finding(plan_with(), with_partitions(closed))
-        assert (finding.id, finding.severity) == ("cluster.account", Severity.ERROR)
-        assert finding.message.endswith("partition gpu takes no jobs of account research")
-        assert finding.fix == ("its accounts: a, b" if closed.accounts else None)
 
 
 def test_limits_of_an_account_hold() -> None:
@@ -167,19 +148,6 @@ def test_limits_of_an_account_hold() -> None:
         f"{NODES}=2: 16 CPUs in all, but account research limits all of its jobs together to 4",
         f"{NODES}=2: 16 GPUs in all, but account research limits a job to 8",
     ]
-
-
-@pytest.mark.parametrize(
-    ("queue", "message", "fix"),
-    [
-        ({"qos": "debgu"}, "cluster.qos='debgu': this Slurm has no such QOS", "did you mean 'debug'?"),
-        ({"qos": "idle"}, "cluster.qos='idle': account research may not use it", "it may use: debug, normal"),
-    ],
-)
-def test_unusable_qos_is_an_error(queue: dict[str, Any], message: str, fix: str | None) -> None:
-    finding = only_finding(plan_with(queue), CLUSTER)
-    assert (finding.id, finding.severity) == ("cluster.qos", Severity.ERROR)
-    assert (finding.message, finding.fix) == (message, fix)
 
 
 def test_limits_of_a_qos_hold() -> None:
@@ -202,6 +170,19 @@ def test_the_qos_of_a_partition_holds_too() -> None:
         f"{NODES}=2: 8192M of memory in all, but QOS whole limits a user to 1024",
     ]
     assert cluster_findings(plan_with(nodes=3), cluster) == []
+
+
+def test_a_partition_may_be_for_other_accounts() -> None:
+    for closed in (
+        Partition("gpu", True, accounts=("a", "b")),
+        Partition("gpu", True, denied_accounts=("research",)),
+    ):
+        finding = only_finding(plan_with(), with_partitions(closed))
+        # Since 23.02 the account may be one below those that the partition takes.
+        severity = Severity.WARNING if closed.accounts else Severity.ERROR
+        assert (finding.id, finding.severity) == ("cluster.account", severity)
+        assert "partition gpu takes no jobs of account research" in finding.message
+        assert finding.fix == ("its accounts: a, b" if closed.accounts else None)
 
 
 def test_a_partition_may_be_for_other_qos() -> None:

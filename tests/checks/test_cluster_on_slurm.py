@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import gather, refuse
+from launcher.checks.gate import check_drafts, gather, refuse, show_to_scheduler
 from launcher.checks.gathering.host import cluster_facts
 from launcher.checks.registry import CHECKS, run_checks
 from launcher.drafting import Draft, Request, draft
@@ -20,7 +20,7 @@ from launcher.errors import Mistakes
 from launcher.plan import Chain, Container, Plan, Queue
 from launcher.sandbox.lifecycle import Sandbox
 from tests.checks.plans import GPT, KNOWN, draft_of, findings_of, plan_of
-from tests.sandbox.fixtures import booted, slurm_is_at_least
+from tests.sandbox.fixtures import booted
 
 pytestmark = pytest.mark.slurm
 
@@ -41,6 +41,8 @@ class Cluster:
         limits = ("maxwall=30", "maxtres=node=1", "maxsubmitjobsperuser=3")
         self.run("sacctmgr", "--immediate", "modify", "qos", "debug", "set", *limits)
         self.run("sacctmgr", "--immediate", "add", "qos", "locked")
+        whose = ("root", "where", "account=vision")
+        self.run("sacctmgr", "--immediate", "modify", "user", *whose, "set", "maxsubmitjobs=5")
 
     def run(self, *command: str) -> None:
         subprocess.run(command, env=self.sandbox.environment(), check=True, stdout=subprocess.DEVNULL)
@@ -126,7 +128,6 @@ GREEN: list[dict[str, Any]] = [
     {"qos": "debug", "time_limit": "30", "nodelist": "n2", "links": 3},
 ]
 
-THEIRS = {"partition": "theirs"}
 RED: dict[str, list[dict[str, Any]]] = {
     "cluster.partition": [{"partition": "gup"}, {"partition": "closed"}],
     "cluster.time_limit": [{"partition": "short", "time_limit": "11"}],
@@ -139,14 +140,12 @@ RED: dict[str, list[dict[str, Any]]] = {
     "cluster.gpus": [{"gpus_per_node": None, "gres": "gpu:h100:2"}, {"gpus_per_node": 9}],
     "cluster.cpus": [{"cpus_per_task": 33}],
     "cluster.memory": [{"memory": "1T"}],
-    "cluster.account": [{"account": "nobody"}, THEIRS],
+    "cluster.account": [{"account": "vision", "links": 6}],
     "cluster.qos": [
-        {"qos": "debgu"},
-        {"qos": "locked"},
+        {"qos": "debug", "partition": "theirs", "account": "vision"},
         {"qos": "debug", "time_limit": "31"},
         {"qos": "debug", "nodes": 2},
         {"qos": "debug", "links": 4},
-        {"qos": "debug", "partition": "theirs", "account": "vision"},
     ],
     "cluster.partitions": [
         {"partition": "theirs,short", "account": "vision", "qos": "debug", "time_limit": "11"}
@@ -168,15 +167,34 @@ def test_checks_pass_requests_that_can_run(cluster: Cluster, requests: dict[str,
 def test_checks_refuse_requests_that_cannot_run(cluster: Cluster, check: str) -> None:
     for requests in RED[check]:
         findings = cluster.findings(**requests)
-        # Since 23.02 the account may be one below those that the partition takes.
-        is_unsure = (check, requests) == ("cluster.account", THEIRS) and slurm_is_at_least(23, 2)
-        severity = Severity.WARNING if is_unsure else Severity.ERROR
-        assert {(finding.id, finding.severity) for finding in findings} == {(check, severity)}, requests
+        assert {(finding.id, finding.severity) for finding in findings} == {(check, Severity.ERROR)}, requests
 
 
 def test_every_check_has_a_failing_case() -> None:
     """Pyxis has a test of its own below, for this cluster has none."""
     assert [*RED, "cluster.pyxis"] == OURS
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("cluster.account=nobody", "cluster.account"),
+        ("cluster.qos=debgu", "cluster.qos"),
+        ("cluster.qos=locked", "cluster.qos"),
+    ],
+)
+def test_names_that_slurm_refuses_are_reported_with_their_keys(
+    cluster: Cluster, override: str, key: str
+) -> None:
+    (report,) = check_drafts([cluster.draft_with(override)])
+    errors = show_to_scheduler(report).of(Severity.ERROR)
+    assert [(finding.id, finding.key) for finding in errors] == [("scheduler", key)], errors
+
+
+def test_partition_of_other_accounts_is_a_warning(cluster: Cluster) -> None:
+    """Slurm accepts the job, which then waits; since 23.02 the account may be below one that it takes."""
+    (finding,) = cluster.findings(partition="theirs")
+    assert (finding.id, finding.severity) == ("cluster.account", Severity.WARNING)
 
 
 def test_missing_pyxis_is_a_warning(cluster: Cluster) -> None:

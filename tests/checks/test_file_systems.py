@@ -145,12 +145,12 @@ def test_disks_of_this_machine_are_not_shared(
         ("path.shared", Severity.WARNING)
     }
     assert results.message == (
-        f"base_results_dir='{workdir}/results': it lies on a file system of this machine's own"
+        f"base_results_dir='{workdir}/results': it is on a file system of this machine's own"
         " (ext4, mounted at /); the job's 8 nodes write to this directory together"
     )
     assert inputs.key == PREFIX
     assert inputs.also == (f"{TOKENIZER}.vocab_file", f"{TOKENIZER}.merge_file")
-    assert "each of the job's 8 nodes must have it (likewise " in inputs.message
+    assert "each of the job's 8 nodes must have it; likewise " in inputs.message
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering.host import SUPERVISOR_PYTHONS, host_facts, supervisor_python_problem
-from launcher.checks.rules.files import machine_problems
+from launcher.checks.rules.launch import machine_problems
 from launcher.drafting import Request, draft
 from slipway.common.node.settings import OLDEST_PYTHON
 

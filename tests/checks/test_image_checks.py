@@ -12,7 +12,7 @@ from launcher.checks.facts import Facts, ImageFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering.images import image_facts
 from launcher.checks.registry import run_checks
-from launcher.checks.rules.files import ENCODER_STAGES, TRAINER_CORE
+from launcher.checks.rules.images import ENCODER_STAGES, TRAINER_CORE
 from launcher.images.references import Reference, contents_of_reference
 from launcher.plan import Container, Mount, Payload
 from launcher.releases import Contents, contents_of, with_installed
@@ -159,7 +159,7 @@ def test_optimizer_that_an_old_nemo_lacks_is_refused(image: str) -> None:
 )
 def test_fact_known_by_name_alone_is_a_warning(image: str) -> None:
     severity, text = outcome(findings(image))
-    assert severity is WARNING and "if it is what its name says" in text
+    assert severity is WARNING and "judging by the image's name only" in text
 
 
 def test_unknown_image_is_skipped_with_the_reason() -> None:

@@ -189,16 +189,17 @@ def test_missing_secrets_are_found(workdir: Path, monkeypatch: pytest.MonkeyPatc
         f"env_files.E={workdir}/fifo",
         "wandb_api_key_file=/nonexist/x",
     )
-    secrets = gather([launch_draft])[0].missing_secrets
+    paths = gather([launch_draft])[0].paths
+    secrets = paths.secrets if paths is not None else None
     assert secrets is not None
     assert [(secret.key, secret.why, secret.certain) for secret in secrets] == [
         ("env_files.A", "there is no such file", True),
         ("env_files.B", "a directory, not a file", True),
         ("env_files.C", "you may not read this file", True),
         ("env_files.E", "a FIFO or a device, not a file: the job would wait for it", True),
-        ("wandb_api_key_file", "there is no such file", False),
+        ("wandb_api_key_file", "there is no such file on this machine; every node must have it", False),
     ]
-    assert gather([launch_draft], look=False)[0].missing_secrets is None
+    assert gather([launch_draft], look=False)[0].paths is None
     severities = [finding.severity for finding in findings_of(launch_draft) if finding.id == "secret.file"]
     assert severities == [Severity.ERROR] * 4 + [Severity.WARNING]
 

@@ -45,7 +45,6 @@ def test_unknown_facts_skip_a_check() -> None:
         "engine.megatron",
         "job.python",
         "run.singleton",
-        "secret.file",
         "secret.permissions",
     ]
     assert [finding.id for finding in findings] == skipped
@@ -79,7 +78,7 @@ def test_errors_come_first() -> None:
     [
         ["layout.split_rank", "layout.experts", "layout.gpus", "memory.fits"],
         ["job.python", "run.singleton", "run.training", "run.shards", "data.identity", "data.tokenizer"],
-        ["path.image", "image.fetch", "image.engine", "image.network", "path.script"],
+        ["path.shared", "path.image", "image.fetch", "image.engine", "image.network", "space.checkpoints"],
     ],
 )
 def test_order_of_checks_is_that_of_their_topics(ids: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from launcher.checks.findings import Finding
 from launcher.doctor.facts import (
     Directory,
     Enroot,
@@ -13,9 +14,8 @@ from launcher.doctor.facts import (
     Machine,
     Plugstack,
     Requirements,
-    Slurm,
 )
-from launcher.doctor.report import Line
+from launcher.slurm.cluster import ClusterFacts, Node, Settings
 
 GIB = 2**30
 _PROGRAMS = (
@@ -54,7 +54,11 @@ def machine(without: Iterable[str] = (), places: dict[str, Directory] | None = N
     return Machine(**{**defaults, **other})
 
 
-def slurm(**settings: str) -> Slurm:
+UP = Node("n1", "idle", True, cpus=64, memory=512_000, gpus=(("a100", 8),))
+DOWN = UP._replace(state="down", is_usable=False)
+
+
+def slurm(**settings: str) -> ClusterFacts:
     defaults = {
         "SLURM_VERSION": "24.11.5",
         "ClusterName": "big",
@@ -64,7 +68,9 @@ def slurm(**settings: str) -> Slurm:
         "ProctrackType": "proctrack/cgroup",
         "TaskPlugin": "task/cgroup,task/affinity",
     }
-    return Slurm(settings={**defaults, **settings}, pyxis=True, nodes={"gpu": (4, 3)}, gpus=("a100",))
+    return ClusterFacts(
+        settings=Settings(values={**defaults, **settings}), pyxis=True, nodes={"gpu": (UP, UP, UP, DOWN)}
+    )
 
 
 def gpus(driver: str = "550.54.15", cuda: str | None = "12.4", **other: Any) -> Gpus:
@@ -75,12 +81,12 @@ def plugstack(**options: str) -> Plugstack:
     return Plugstack("/etc/slurm/plugstack.conf:3", "/usr/lib/slurm/spank_pyxis.so", True, options)
 
 
-def line_about(lines: Iterable[Line], what: str) -> Line:
+def line_about(lines: Iterable[Finding], what: str) -> Finding:
     """Return the only line about a thing."""
-    (match,) = [line for line in lines if line.what == what]
+    (match,) = [line for line in lines if line.id == what]
     return match
 
 
-def statuses_of(lines: Iterable[Line]) -> dict[str, str]:
+def statuses_of(lines: Iterable[Finding]) -> dict[str, str]:
     """Return the status of each thing, with a ``!`` where the launch needs it."""
-    return {line.what: f"{line.status}{'!' if line.needed else ''}" for line in lines}
+    return {line.id: f"{line.severity}{'!' if line.needed else ''}" for line in lines}

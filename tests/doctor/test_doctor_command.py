@@ -194,7 +194,7 @@ def test_unreadable_image_has_an_unknown_cuda(bare_machine: Path) -> None:
     image = image_named(str(path), "container")
     assert not image.is_broken
     assert "unsquashfs is missing" in (image.why or "")
-    assert image_line(image).status == "unknown"
+    assert image_line(image).severity == "unknown"
     assert image_line(image).fix is None  # this machine has it: no node need be asked
 
 

@@ -11,28 +11,29 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.checks.findings import Finding, Severity
 from launcher.cli import doctor
 from launcher.cli.doctor import plain_lines
-from launcher.doctor.examination import Surroundings, apply_rules, environment_here, environment_of
+from launcher.doctor.examination import Examination, apply_rules, environment_here, environment_of
 from launcher.doctor.facts import machine_of
 from launcher.doctor.nodes import Answers, pyxis_words, read, srun_command, start
 from launcher.doctor.probe import MARK, answer_lines, gather
-from launcher.doctor.report import Line, Status, lacking, merged, missing, ok, unknown, warning
+from launcher.doctor.report import lacking, merged, missing, ok, thing, unknown, warning
 from launcher.drafting import Request, drafts
 from launcher.errors import UserError
 from tests.doctor.machines import FILE, GIB, ON_PYXIS, machine, slurm
 
 
 def test_equal_lines_are_one_row_with_the_least_room() -> None:
-    def line(free: int, status: Status = Status.OK) -> Line:
-        return Line("enroot.data", "/scratch (xfs)", status=status, free=free)
+    def line(free: int, severity: Severity = Severity.OK) -> Finding:
+        return thing("enroot.data", "/scratch (xfs)", severity=severity, free=free)
 
     rows = merged([("here", [ok("slurm", "yes")]), ("n1", [line(7)]), ("n2", [line(5)]), ("n3", [line(6)])])
-    assert [(row.what, row.where, row.free) for row in rows] == [
+    assert [(row.id, row.where, row.free) for row in rows] == [
         ("slurm", ("here",), None),
         ("enroot.data", ("n1", "n2", "n3"), 5),
     ]
-    separate = merged([("n1", [line(7)]), ("n2", [line(7, Status.WARNING)])])
+    separate = merged([("n1", [line(7)]), ("n2", [line(7, Severity.WARNING)])])
     assert [row.where for row in separate] == [("n1",), ("n2",)]
 
 
@@ -44,8 +45,8 @@ def test_needed_rows_are_lacking_or_unknown() -> None:
         ok("slurm", "there", needed=True),
     ]
     rows = merged([("here", lines)])
-    assert [row.what for row in lacking(rows)] == ["pyxis"]
-    assert [row.what for row in lacking(rows, Status.UNKNOWN)] == ["nodes"]
+    assert [row.id for row in lacking(rows)] == ["pyxis"]
+    assert [row.id for row in lacking(rows, Severity.UNKNOWN)] == ["nodes"]
 
 
 def test_pipe_gets_a_line_for_each_thing_and_its_fix() -> None:
@@ -102,8 +103,8 @@ def test_answers_of_different_lengths_of_one_node_are_no_second_node() -> None:
     assert len(read([*few, *many])[0]) < 2
 
 
-def surroundings_with(answers: Answers | None) -> Surroundings:
-    return Surroundings(ON_PYXIS, slurm(), machine(host="login"), FILE, (), "3.11", {}, None, None, answers)
+def surroundings_with(answers: Answers | None) -> Examination:
+    return Examination(ON_PYXIS, slurm(), machine(host="login"), FILE, (), "3.11", {}, None, None, answers)
 
 
 @pytest.mark.parametrize(
@@ -116,26 +117,26 @@ def surroundings_with(answers: Answers | None) -> Surroundings:
         ),
         ("3.5.2 /usr/bin/python3", True, "/usr/bin/python3 is 3.5.2: a job's supervisor needs 3.6.2"),
         ("0 /usr/bin/python3", True, "/usr/bin/python3 is 0: a job's supervisor needs 3.6.2"),
-        (None, True, "no python3: nothing keeps a job here"),
+        (None, True, "no Python 3: the job supervisor cannot run on this node"),
     ],
 )
 def test_a_node_needs_a_python_that_keeps_jobs(job_python: str | None, is_lacking: bool, words: str) -> None:
     node = machine(files={"/images/nemo.sqsh": FILE.size}, job_python=job_python)
     rows = apply_rules(surroundings_with(Answers(1, (node,), (), None)))
-    (row,) = (row for row in rows if row.what == "python" and row.where == (node.host,))
-    assert (row.text, row in lacking(rows)) == (words, is_lacking)
+    (row,) = (row for row in rows if row.id == "python" and row.where == (node.host,))
+    assert (row.message, row in lacking(rows)) == (words, is_lacking)
 
 
 def test_silent_nodes_do_not_count_as_healthy() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     rows = apply_rules(surroundings_with(Answers(3, (good,), ("n2",), "srun: killed")))
-    (silent,) = lacking(rows, Status.UNKNOWN)
-    assert silent.text == "1 of 3 did not answer: srun: killed"
-    assert [(row.where, row.what, row.text) for row in lacking(rows)] == [
-        (("n2",), "python", "no Python: nothing keeps a job here")
+    (silent,) = lacking(rows, Severity.UNKNOWN)
+    assert silent.message == "1 of 3 did not answer: srun: killed"
+    assert [(row.where, row.id, row.message) for row in lacking(rows)] == [
+        (("n2",), "python", "no Python 3: the job supervisor cannot run on this node")
     ]
-    assert not lacking(apply_rules(surroundings_with(None)), Status.UNKNOWN)
-    assert "not examined" in [row.text for row in apply_rules(surroundings_with(None))]
+    assert not lacking(apply_rules(surroundings_with(None)), Severity.UNKNOWN)
+    assert "not examined" in [row.message for row in apply_rules(surroundings_with(None))]
 
 
 _PYXIS_LOG = """\
@@ -155,12 +156,12 @@ def test_image_that_starts_on_some_nodes_alone_is_missing() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     machines = (good, machine(host="n2", files=good.files))
     rows = apply_rules(surroundings_with(Answers(2, machines, started=("n1",), why_not_started=why)))
-    assert [(row.where, row.status) for row in rows if row.what == "container"] == [
-        (("n1",), Status.OK),
-        (("n2",), Status.MISSING),
+    assert [(row.where, row.severity) for row in rows if row.id == "container"] == [
+        (("n1",), Severity.OK),
+        (("n2",), Severity.MISSING),
     ]
     (failure,) = lacking(rows)
-    assert "starts on 1 of 2 nodes: failed to create" in failure.text
+    assert "starts on 1 of 2 nodes: failed to create" in failure.message
     assert not lacking(apply_rules(surroundings_with(Answers(2, machines, started=("n1", "n2")))))
 
 
@@ -191,8 +192,8 @@ def test_node_that_differs_has_a_row_of_its_own() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     bad = machine(host="n2", files={"/images/nemo.sqsh": None})
     rows = apply_rules(surroundings_with(Answers(2, (good, bad))))
-    assert [(row.what, row.where) for row in lacking(rows)] == [("image", ("n2",))]
-    assert [row.where for row in rows if row.what == "enroot.data"] == [("here", "n1", "n2")]
+    assert [(row.id, row.where) for row in lacking(rows)] == [("image", ("n2",))]
+    assert [row.where for row in rows if row.id == "enroot.data"] == [("here", "n1", "n2")]
 
 
 @pytest.mark.parametrize(

@@ -402,6 +402,6 @@ def test_directories_of_earlier_stages_are_named_by_their_keys() -> None:
     _, conversion, evaluation = drafts(Request(words, ["slipway", "launch"]))
     assert conversion.directory_key(Path("/c")) == "conversion.output"
     assert evaluation.directory_key(Path("/e")) == "evaluation.results"
-    assert PathResolver(conversion).comes_later(Path("/k/step-4")), "checkpoints of the training"
-    assert PathResolver(evaluation).comes_later(Path("/c/step-4"))
-    assert not PathResolver(conversion).comes_later(Path("/c/step-4"))
+    assert PathResolver(conversion).is_created_later(Path("/k/step-4")), "checkpoints of the training"
+    assert PathResolver(evaluation).is_created_later(Path("/c/step-4"))
+    assert not PathResolver(conversion).is_created_later(Path("/c/step-4"))

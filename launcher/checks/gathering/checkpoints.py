@@ -241,7 +241,7 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return None
     node, key = job.stage_config[job.stage], f"{job.stage}.source"
     source, path = node["source"], resolver.host(node["source"])
-    if path is None or resolver.comes_later(path):
+    if path is None or resolver.is_created_later(path):
         return ()
     if not is_there(path):
         why, fix = "there is no such file or directory", nearest_files(path)

@@ -62,7 +62,7 @@ def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | 
     if not isinstance(prefix, Path):
         return prefix
     files = {suffix: prefix.with_name(f"{prefix.name}{suffix}") for suffix in _SUFFIXES}
-    certain = all(resolver.tells_of(path) for path in files.values())
+    certain = all(resolver.is_visible(path) for path in files.values())
     sizes: dict[str, int] = {}
     wrong: dict[str, str] = {}
     for suffix, path in files.items():

@@ -16,12 +16,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.checks.facts import HostFacts, Interpreter
 from launcher.checks.gathering.path_resolver import is_sandbox_of
 from launcher.checks.rules.cluster import ClusterRequest
-from launcher.checks.rules.files import LIBRARIES
+from launcher.checks.rules.launch import LIBRARIES
 from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
 from launcher.plan import Job, Plan
@@ -29,9 +28,6 @@ from launcher.runs.provenance import user
 from launcher.slurm.cluster import ClusterFacts
 from launcher.slurm.srun_options import step_options
 from slipway.common.node.settings import OLDEST_PYTHON
-
-if TYPE_CHECKING:
-    from launcher.slurm.questions import Reply
 
 # Packages of a comparison with Hugging Face's model, and of lm-eval's tasks, which run on that.
 _TRANSFORMERS, _LM_EVAL = ("transformers", "megatron", "psutil"), ("lm_eval", "transformers", "safetensors")
@@ -221,14 +217,14 @@ def _trainer_question(plan: Plan) -> str | None:
 # --- the cluster
 
 
-def ask_cluster(plan: Plan, parts: Iterable[str]) -> tuple[Mapping[str, Reply], ClusterFacts]:
-    """Ask the cluster about parts of it; return the answers, and what they say."""
+def ask_cluster(plan: Plan, parts: Iterable[str]) -> ClusterFacts:
+    """Ask the cluster about parts of it."""
     # Imported late: a dry run does not look, and need not know how to run a cluster's commands.
     from launcher.slurm.questions import ask_at_once, facts_of, questions
 
     known = questions(plan.job.queue.partition, user())
     replies = ask_at_once({part: known[part] for part in parts}, plan.slurm_conf)
-    return replies, facts_of(replies, of_default=plan.job.queue.partition is None)
+    return facts_of(replies, of_default=plan.job.queue.partition is None)
 
 
 def cluster_question(draft: Draft) -> object:
@@ -242,7 +238,7 @@ def cluster_facts(draft: Draft) -> ClusterFacts | None:
     if plan.scheduler != "slurm":
         return None
     parts = ["settings", "partitions", "nodes", "associations", "qos"]
-    _, cluster = ask_cluster(plan, parts if plan.job.container is None else [*parts, "pyxis"])
+    cluster = ask_cluster(plan, parts if plan.job.container is None else [*parts, "pyxis"])
     # Where Slurm hides the nodes (``PrivateData=nodes``), none shown is not none there.
     mine = ClusterRequest(plan, cluster).partitions
     is_hidden = [each.total_nodes > 0 and not (cluster.nodes or {}).get(each.name) for each in mine]

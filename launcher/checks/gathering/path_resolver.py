@@ -54,8 +54,8 @@ class PathResolver:
     def input(self, key: str, value: str, prefix: str = "by its whole path: ") -> Path | MissingPath | None:
         """Return where to look for something that the job reads.
 
-        A lack where nothing can be there; ``None`` if a stage before this one is going to write it. `prefix`
-        stands before what to write in place of a relative path.
+        Return why the path cannot exist, or None if an earlier stage will create it. `prefix` comes before
+        the value to write in place of a relative path.
         """
         scheme, mark, _ = value.partition("://")
         if mark:
@@ -68,7 +68,7 @@ class PathResolver:
         if path is None:
             why = "no mount of the container has it, so that it must be in the image"
             return MissingPath(key, value, why, False, f"container_mounts=[{Path(value).parent}]")
-        return None if self.comes_later(path) else path
+        return None if self.is_created_later(path) else path
 
     def look(
         self, key: str, value: str, path: Path | MissingPath | None, fault: Callable[[Path], Fault | None]
@@ -79,7 +79,7 @@ class PathResolver:
         problem = fault(path)
         return [self.missing(key, value, *problem, at=path)] if problem is not None else []
 
-    def makes(self, directory: Path) -> bool:
+    def creates(self, directory: Path) -> bool:
         """Return True if the launch makes a directory, or one below it, before the job begins."""
         directories = (
             self.plan.paths.run_dir,
@@ -88,16 +88,16 @@ class PathResolver:
         )
         return any(path.is_relative_to(directory) for path in directories)
 
-    def comes_later(self, path: Path) -> bool:
+    def is_created_later(self, path: Path) -> bool:
         """Return True if a previous stage of the same launch is going to write a file."""
         return any(path.is_relative_to(output) for output in outputs_of(self.draft.composition.before))
 
-    def tells_of(self, path: Path) -> bool:
+    def is_visible(self, path: Path) -> bool:
         """Return True if the nodes have at a path what this machine has, and lack what it lacks.
 
         A disk of this machine's own may be another disk there, mounted at the same place.
         """
-        return tells_of(path) and (self.nodes_are_here or is_there(path) or is_shared(path))
+        return is_visible(path) and (self.nodes_are_here or is_there(path) or is_shared(path))
 
     def missing(
         self,
@@ -114,7 +114,7 @@ class PathResolver:
         The launcher itself writes the run's directory: what is not in it now is nowhere.
         """
         dependency, run_dir = self.plan.job.queue.dependency, self.plan.paths.run_dir
-        certain = certain and (at is None or at.is_relative_to(run_dir) or self.tells_of(at))
+        certain = certain and (at is None or at.is_relative_to(run_dir) or self.is_visible(at))
         if self.plan.scheduler == "local":
             certain = True
         elif dependency not in (None, "singleton"):
@@ -135,7 +135,7 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def tells_of(path: Path) -> bool:
+def is_visible(path: Path) -> bool:
     """Return True if this machine has the directory of a path: what it lacks there, the nodes lack too."""
     try:
         return stat.S_ISDIR(file_mode(path.parent))

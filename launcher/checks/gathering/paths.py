@@ -8,11 +8,11 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, PathFacts
+from launcher.checks.facts import MissingPath, PathFacts
 from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
 from launcher.checks.gathering.data import (
     data_of_other_tokenizers,
@@ -22,9 +22,10 @@ from launcher.checks.gathering.data import (
     tokenizer_files,
 )
 from launcher.checks.gathering.images import fetched_at_once, missing_image
-from launcher.checks.gathering.path_resolver import PathResolver, is_there, tells_of
+from launcher.checks.gathering.path_resolver import PathResolver, is_there, is_visible
 from launcher.drafting import Draft
 from launcher.errors import explain_os_error, nearest_files
+from launcher.estimates.values import full
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
 from launcher.plan import SOURCES_WITHOUT_PATH, Mount, Plan
 from launcher.releases import megatron_lm
@@ -60,8 +61,10 @@ def path_facts(draft: Draft) -> PathFacts:
         script=missing_script(resolver),
         mounts=missing_mounts(resolver),
         sources=missing_sources(resolver) if source is None else source,
+        secrets=missing_secrets(resolver),
         results=_not_writable(draft),
         local=local,
+        is_own_disk=any(path.key == draft.results_key for path in local or ()),
         checkpoints_there=_entries(checkpoints),
         missing=missing,
     )
@@ -120,7 +123,7 @@ def missing_mounts(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     lost = []
     for source in dict.fromkeys(mount.source for mount in container.mounts):
         path = Path(source)
-        if source not in SOURCES_WITHOUT_PATH and not is_there(path) and not resolver.makes(path):
+        if source not in SOURCES_WITHOUT_PATH and not is_there(path) and not resolver.creates(path):
             key, fix = _named(resolver, path)
             why = "there is no such file or directory to mount"
             lost.append(resolver.missing(key, source, why, fix, at=path))
@@ -161,7 +164,7 @@ def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     node, lost = "data_preparation", []
     for path in local_inputs(preparation):
         place = directory_of(path)
-        why = _why_no_source(path, place) if not resolver.comes_later(place) else None
+        why = _why_no_source(path, place) if not resolver.is_created_later(place) else None
         if why is not None:
             fix = nearest_files(place)
             lost.append(resolver.missing(f"{node}.inputs", str(path), why, fix, at=place))
@@ -222,7 +225,7 @@ def _missing_program(resolver: PathResolver, program: str) -> tuple[MissingPath,
         fix = "its whole path, or an image that has it: command.container=..."
         return (resolver.missing(key, program, why, fix, certain=resolver.nodes_are_here),)
     assert path is not None
-    if resolver.comes_later(path) or (path.is_file() and os.access(path, os.X_OK)):
+    if resolver.is_created_later(path) or (path.is_file() and os.access(path, os.X_OK)):
         return ()
     fix = nearest_files(path)
     if path.is_dir():
@@ -255,15 +258,14 @@ def open_secrets(draft: Draft) -> dict[str, str]:
     return files
 
 
-def missing_secrets(draft: Draft) -> tuple[MissingPath, ...]:
+def missing_secrets(resolver: PathResolver) -> tuple[MissingPath, ...]:
     """Return the files of secrets that do not exist, or that the user may not read."""
-    config = draft.composition.config
-    lost = []
-    for variable, path in draft.plan.job.environment_files.items():
-        why = _why_lost(path)
-        if why is not None:
-            key = f"env_files.{variable}" if variable in config.env_files else "wandb_api_key_file"
-            lost.append(MissingPath(key, path, why, certain=tells_of(Path(path))))
+    files, lost = resolver.draft.composition.config.env_files, []
+    for variable, path in resolver.plan.job.environment_files.items():
+        if (why := _why_lost(path)) is not None:
+            key = f"env_files.{variable}" if variable in files else "wandb_api_key_file"
+            fix = f"the whole path of a file whose first line is the secret, or {key}=null"
+            lost.append(resolver.missing(key, path, why, fix, certain=is_visible(Path(path))))
     return tuple(lost)
 
 
@@ -282,28 +284,36 @@ def _why_lost(path: str) -> str | None:
     return None if os.access(path, os.R_OK) else "you may not read this file"
 
 
-def local_paths(resolver: PathResolver) -> LocalPaths | None:
-    """Return the paths of a job that other machines do not see; None if the system does not tell."""
-    if resolver.nodes_are_here:
-        return LocalPaths()
+def local_paths(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return the paths that the nodes of a job share, and that are on disks of this machine's own.
+
+    None if the system does not tell what its file systems are.
+    """
+    most, draft = max(resolver.plan.job.resources.node_counts), resolver.draft
+    if resolver.nodes_are_here or most < 2:
+        return ()
     if mount_of(Path("/")) is None:
         return None
-    run_dir = resolver.plan.paths.run_dir
-    results = (resolver.draft.results_key, results_value(resolver.draft), run_dir)
-    return LocalPaths(tuple(_local([results])), tuple(_local(_inputs(resolver))))
+    results = (draft.results_key, results_value(draft), resolver.plan.paths.run_dir)
+    local = []
+    for key, value, path in (results, *_inputs(resolver)):
+        if (mount := local_mount(path)) is None:
+            continue
+        why = f"it is on a file system of this machine's own ({mount.kind}, mounted at {mount.point}); "
+        if (key, value, path) == results:
+            why += f"the job's {most} nodes write to this directory together"
+            fix = f"a directory that all nodes share: {full(key)}=..."
+        else:
+            why += f"each of the job's {most} nodes must have it"
+            fix = "put it where all nodes share it, or a copy on each of them"
+        local.append(MissingPath(key, value, why, False, fix))
+    return tuple(local)
 
 
 def results_value(draft: Draft) -> str:
     """Return the value of the key that says where the run is."""
     whole = draft.results_key == "base_results_dir"
     return draft.composition.config.base_results_dir if whole else str(draft.plan.paths.run_dir)
-
-
-def _local(paths: Iterable[tuple[str, str, Path]]) -> Iterator[LocalPath]:
-    for key, value, path in paths:
-        mount = local_mount(path)
-        if mount is not None:
-            yield LocalPath(key, value, mount.kind, str(mount.point))
 
 
 def _inputs(resolver: PathResolver) -> Iterator[tuple[str, str, Path]]:

@@ -79,6 +79,10 @@ class ClusterRequest:
         ]
         return sorted(usable, key=lambda mine: mine.partition is None)
 
+    def is_enforced(self, *words: str) -> bool:
+        """Return True if this Slurm enforces one of AccountingStorageEnforce's words."""
+        return self.cluster.settings is not None and not self.cluster.settings.enforced.isdisjoint(words)
+
     @cached_property
     def qos(self) -> Qos | None:
         """The QOS that the job gets: the one it names, or that of its association."""

@@ -89,22 +89,22 @@ def node_problems(request: ClusterRequest) -> Iterator[Finding]:
     if nodes > _most_nodes(largest) and not request.overrules("partitionmaxnodes"):
         most = largest.max_nodes or 0
         message = f"partition {largest.name} limits a job to {count(most, 'node')}"
-        yield error(key, value, message, _fewer(request, most))
+        yield error(key, value, message, _suggest_fewer_nodes(request, most))
     elif too_few and not request.overrules("partitionminnodes"):
         message = f"partition {smallest.name} requires at least {count(smallest.min_nodes, 'node')} per job"
         fix = f"{_count_key(request)}={smallest.min_nodes}" if request.has_node_count else None
         yield error(key, value, message, fix)
     else:
-        yield from _too_few(request)
+        yield from _node_count_problems(request)
 
 
-def _too_few(request: ClusterRequest) -> Iterator[Finding]:
+def _node_count_problems(request: ClusterRequest) -> Iterator[Finding]:
     nodes, per_node, (key, value) = request.resources.nodes, request.per_node, request.nodes_key
     best = max(_offers(request), key=lambda offer: offer.most)
-    among = f"partition {best.partition.name} has {count(best.most, 'node')}{_that_are(request)}"
+    among = f"partition {best.partition.name} has {count(best.most, 'node')}{_node_description(request)}"
     if best.most < nodes:
         limits = [f"cluster.{name}" for name in ("constraint", "exclude") if getattr(request.queue, name)]
-        yield error(key, value, among, _fewer(request, best.most), [PARTITION, *limits])
+        yield error(key, value, among, _suggest_fewer_nodes(request, best.most), [PARTITION, *limits])
         return
     limit = best.most if request.overrules("partitionmaxnodes") else _most_nodes(best.partition)
     most = int(min(best.most, limit))
@@ -116,13 +116,13 @@ def _too_few(request: ClusterRequest) -> Iterator[Finding]:
     if len(suited) < nodes:
         if all(sum(test(node, per_node) for node in best.nodes) >= nodes for test in _TESTS):
             message = f"{among}, of which only {len(suited)} can run the job"
-            yield error(key, value, message, _fewer(request, len(suited)))
+            yield error(key, value, message, _suggest_fewer_nodes(request, len(suited)))
         return  # one of the other checks tells what they lack
     usable = sum(node.is_usable for node in suited)
     if usable < nodes and request.queue.reservation is None:
         states = ", ".join(sorted({node.state for node in suited if not node.is_usable}))
         lost = f"of which {len(suited) - usable} cannot be used now ({states}): the job would wait for them"
-        yield warning(key, value, f"{among}, {lost}", _fewer(request, usable, "start now"))
+        yield warning(key, value, f"{among}, {lost}", _suggest_fewer_nodes(request, usable, "start now"))
 
 
 def _unknown_names(request: ClusterRequest) -> Iterator[Finding]:
@@ -161,7 +161,9 @@ def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
         return " + ".join(f"{number} × {type_ or 'GPU'}" for type_, number in node.gpus) or "no GPU"
 
     also = (DEVICES,) if key == "gpus_per_task" else ()
-    yield from _lacking(request, _has_gpus, has, what, (f"cluster.{key}", getattr(resources, key)), also)
+    yield from _report_too_few(
+        request, _has_gpus, has, what, (f"cluster.{key}", getattr(resources, key)), also
+    )
 
 
 @cluster_check("cluster.cpus", "the nodes have the processors that the tasks ask for", "partitions", "nodes")
@@ -171,16 +173,16 @@ def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
     setting: tuple[str, object] = ("cluster.cpus_per_task", resources.cpus_per_task)
     if resources.cpus_per_task is None:
         setting = (DEVICES, resources.tasks_per_node)
-    yield from _lacking(request, _has_cpus, lambda node: f"{node.cpus} CPUs", what, setting)
+    yield from _report_too_few(request, _has_cpus, lambda node: f"{node.cpus} CPUs", what, setting)
 
 
 @cluster_check("cluster.memory", "the nodes have the memory that is asked for", "partitions", "nodes")
 def memory_problems(request: ClusterRequest) -> Iterator[Finding]:
     what, setting = f"{request.per_node.memory}M of memory", ("cluster.mem", request.resources.memory)
-    yield from _lacking(request, _has_memory, lambda node: f"{node.memory}M", what, setting)
+    yield from _report_too_few(request, _has_memory, lambda node: f"{node.memory}M", what, setting)
 
 
-def _lacking(
+def _report_too_few(
     request: ClusterRequest,
     test: Callable[[Node, NodeResources], bool],
     has: Callable[[Node], str],
@@ -200,7 +202,7 @@ def _lacking(
     kinds = sorted(Counter(map(has, best.nodes)).items())
     listed = ", ".join(f"{number} with {kind}" for kind, number in kinds[:_KINDS])
     number = f"only {suited} of the {len(best.nodes)} nodes" if suited else "no node"
-    among = f"{number} of partition {best.partition.name}{_that_are(request)}"
+    among = f"{number} of partition {best.partition.name}{_node_description(request)}"
     text = f"{among} can give {what}; the job needs {count(nodes, 'such node')}"
     yield error(*setting, text, f"available: {listed}", (PARTITION, *also))
 
@@ -217,14 +219,14 @@ def _other_gpu(request: ClusterRequest) -> Iterator[Finding]:
         yield warning("cluster.gpu", resources.gpu, text, f"cluster.gpu={there.gpu.name}")
 
 
-def _that_are(request: ClusterRequest) -> str:
+def _node_description(request: ClusterRequest) -> str:
     queue = request.queue
     limits = [f"with {queue.constraint}"] if queue.constraint else []
     limits += [f"without {queue.exclude}"] if queue.exclude else []
     return f" ({', '.join(limits)})" if limits else ""
 
 
-def _fewer(request: ClusterRequest, most: int, can: str = "run") -> str | None:
+def _suggest_fewer_nodes(request: ClusterRequest, most: int, can: str = "run") -> str | None:
     """Suggest the largest number of nodes that is there."""
     is_count = most > 0 and request.has_node_count
     return f"{_count_key(request)}={most} is the largest that could {can}" if is_count else None

@@ -17,10 +17,14 @@ _IDS = frozenset(rule.id for rule in _RULES)
 _OF_NODES = ("cluster.gpus", "cluster.cpus", "cluster.memory")
 
 
-def _errors(plan: Plan, cluster: ClusterFacts, name: str, array_tasks: int | None) -> list[Finding]:
-    """Return why a partition does not take the job of a plan, if it is the only one that the job names."""
-    alone = replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition=name)))
-    found = (finding for rule in _RULES for finding in rule(alone, cluster, array_tasks))
+def _alone(plan: Plan, name: str) -> Plan:
+    """Return a plan whose job names one partition."""
+    return replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition=name)))
+
+
+def _errors(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> list[Finding]:
+    """Return why the cluster does not take the job of a plan."""
+    found = (finding for rule in _RULES for finding in rule(plan, cluster, array_tasks))
     return [finding for finding in found if finding.severity is Severity.ERROR]
 
 
@@ -31,9 +35,8 @@ def _errors(plan: Plan, cluster: ClusterFacts, name: str, array_tasks: int | Non
 )
 def partitions_problems(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Iterator[Finding]:
     named = ClusterRequest(plan, cluster).named
-    reasons = [_errors(plan, cluster, name, array_tasks) for name in named] if len(named) > 1 else []
-    together = (finding for rule in _RULES for finding in rule(plan, cluster, array_tasks))
-    if not reasons or not all(reasons) or any(each.severity is Severity.ERROR for each in together):
+    reasons = [_errors(_alone(plan, name), cluster, array_tasks) for name in named if len(named) > 1]
+    if not reasons or not all(reasons) or _errors(plan, cluster, array_tasks):
         return
     texts = [errors[0].message.partition(": ")[2] for errors in reasons]
     yield error(PARTITION, plan.job.queue.partition, f"none of them takes the job: {'; '.join(texts)}")
@@ -57,7 +60,12 @@ def with_partitions(finding: Finding, plan: Plan, cluster: ClusterFacts, array_t
         tried = replace(cluster, settings=sure, nodes=nodes)
         is_open = other.state == "UP" and other.is_open and other not in request.partitions
         is_known = len(shared) == other.total_nodes or not needs_nodes
-        return is_open and is_known and not _errors(plan, tried, other.name, array_tasks)
+        alone = _alone(plan, other.name)
+        mine = ClusterRequest(alone, tried)
+        if cluster.associations and not mine.associations:
+            return False
+        is_admitted = all(other.admits(account=each.account) for each in mine.associations[:1])
+        return is_open and is_admitted and is_known and not _errors(alone, tried, array_tasks)
 
     names = ", ".join(other.name for other in cluster.partitions or () if takes(other))
     ways = [finding.fix, f"partitions that would take the job: {names} ({PARTITION})" if names else None]
