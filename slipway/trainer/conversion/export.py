@@ -11,9 +11,10 @@ import torch
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.checkpoint.tensor_files import TensorFiles, TensorInfo
+from slipway.trainer.conversion.families import rows_of
 from slipway.trainer.conversion.safetensors_files import Entry
 from slipway.trainer.conversion.sources import Source
-from slipway.trainer.conversion.weight_map import Row, depths_of, rows_of
+from slipway.trainer.conversion.weight_map import Row, depths_of
 
 # What a checkpoint of megatron-core holds beside the model: the first part of the tensors' names.
 _OTHERS = ("optimizer", "random", "rng_state")

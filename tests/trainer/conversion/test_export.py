@@ -26,10 +26,10 @@ from slipway.trainer.conversion import check
 from slipway.trainer.conversion.check_report import Report, write_report
 from slipway.trainer.conversion.convert import convert, convert_checkpoint
 from slipway.trainer.conversion.export import plain_entries
+from slipway.trainer.conversion.families import rows_of
 from slipway.trainer.conversion.outputs import RECORD
 from slipway.trainer.conversion.safetensors_files import INDEX, Entry, SafetensorsFiles, write
 from slipway.trainer.conversion.spec import Conversion, read_conversion
-from slipway.trainer.conversion.weight_map import rows_of
 from tests.trainer.conversion.checkpoints import Shape, digest, grid, weights_of, write_checkpoint
 from tests.trainer.conversion.test_weight_map import STABLELM, description
 from tests.trainer.parity.test_parity import FAMILIES
