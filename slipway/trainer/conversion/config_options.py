@@ -19,7 +19,7 @@ CONFIG = "config.json"
 # Hugging Face's names of our functions (activations.py): its "gelu" is the exact one, and ours the tanh form.
 FUNCTIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "squared-relu": "relu2"}
 GATED = {"swiglu": "silu", "geglu": "gelu_new", "reglu": "relu"}
-_SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
+_SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu", "gated-gelu_new": "gated-gelu"}
 # Llama 3.1's, which are fixed in megatron-core (rotary_pos_embedding.py).
 _LLAMA3 = {
     "low_freq_factor": 1.0,
@@ -66,7 +66,7 @@ def token_ids(config: Values, key: str) -> list[int]:
 
 
 class ConfigKey:
-    """What a part of ``config.json`` means; `fields` are those of `Architecture`, by name."""
+    """A part of ``config.json``; `fields` are those of `Architecture`, by name."""
 
     def read(self, config: Values, fields: Values) -> dict[str, Any]:
         """Return fields of a configuration; `fields` are those that were read before."""
@@ -88,92 +88,58 @@ class Option(ConfigKey):
     Attributes
     ----------
     key, field
-        The key, and the field of `Architecture` with its value.
+        The key, and the field with its value; None where our models lack all values but the default.
     check
         Checks a value, whose key it names in the message, and returns it.
     default
         That of transformers, or a function of the fields that were read before; None for a required key.
+    names
+        Their names of our values.
+    unread
+        Names of which no model is read.
     """
 
     key: str
-    field: str
-    check: Callable[[str, Any], Any]
+    field: str | None = None
+    check: Callable[[str, Any], Any] = lambda _, value: value
     default: Any = None
+    names: Mapping[str, str] | None = None
+    unread: str | None = None
 
     def read(self, config: Values, fields: Values) -> dict[str, Any]:
-        default = self.default(fields) if callable(self.default) else self.default
+        default = self._default(fields)
         value = default if config.get(self.key) is None else config[self.key]
         if value is None:
             raise UserError(f"{CONFIG} lacks {self.key}")
+        if self.field is None:
+            if value != default:
+                raise UserError(
+                    f"{CONFIG}: {self.key}={value}: our models have no such option; expected {default}"
+                )
+            return {}
+        if self.names is not None:
+            value = self._our_name(str(value), self.names)
         return {self.field: self.check(self.key, value)}
 
     def write(self, fields: Values) -> dict[str, Any]:
-        return {self.key: fields[self.field]}
-
-
-@dataclass(frozen=True)
-class Only(ConfigKey):
-    """A key with a single value, or that of a field, as our models lack what another value means."""
-
-    key: str
-    value: Any = False
-    field: str | None = None
-
-    def read(self, config: Values, fields: Values) -> dict[str, Any]:
-        """Refuse another value."""
-        valid = fields[self.field] if self.field else self.value
-        value = config.get(self.key)
-        if value is not None and value != valid:
-            raise UserError(f"{CONFIG}: {self.key}={value}: our models have no such option; expected {valid}")
-        return {}
-
-    def write(self, fields: Values) -> dict[str, Any]:
-        return {self.key: fields[self.field] if self.field else self.value}
-
-
-@dataclass(frozen=True)
-class Imported(ConfigKey):
-    """A field that all files of a family mean, without a key for it; a model of ours may have another."""
-
-    field: str
-    value: Any
-
-    def read(self, _config: Values, _fields: Values) -> dict[str, Any]:
-        return {self.field: self.value}
-
-    def write(self, _fields: Values) -> dict[str, Any]:
-        return {}
-
-
-@dataclass(frozen=True)
-class Activation(ConfigKey):
-    """A key that names the function of the feed-forward blocks.
-
-    `names` has Hugging Face's name of each of our functions; `shown` those that a mistake is answered with.
-    """
-
-    key: str
-    names: Mapping[str, str]
-    default: str
-    shown: Mapping[str, str] | None = None
-
-    def read(self, config: Values, _fields: Values) -> dict[str, Any]:
-        shown = self.shown or self.names
-        known = {theirs: ours for ours, theirs in shown.items()}
-        value = str(config.get(self.key) or self.default)
-        name = known.get(_SYNONYMS.get(value, value))
-        if name is None:
-            valid = ", ".join([*known, *(key for key, name in _SYNONYMS.items() if name in known)])
-            raise UserError(f"{CONFIG}: {self.key}={value}: our models lack it; expected one of {valid}")
-        return {"activation": name}
-
-    def write(self, fields: Values) -> dict[str, Any]:
-        return {self.key: self.names[fields["activation"]]}
+        value = self._default(fields) if self.field is None else fields[self.field]
+        return {self.key: value if self.names is None else self.names[value]}
 
     def mismatch(self, fields: Values) -> tuple[str, str] | None:
-        """Return the functions that have a name, if a model's has none."""
-        valid = " or ".join(self.shown or self.names)
-        return None if fields["activation"] in self.names else ("activation", valid)
+        if self.field is None or self.names is None or fields[self.field] in self.names:
+            return None
+        return self.field, " or ".join(name for name in self.names if name != self.unread)
+
+    def _default(self, fields: Values) -> Any:
+        return self.default(fields) if callable(self.default) else self.default
+
+    def _our_name(self, value: str, names: Mapping[str, str]) -> str:
+        known = {theirs: ours for ours, theirs in names.items() if ours != self.unread}
+        name = known.get(_SYNONYMS.get(value, value))
+        if name is None:
+            valid = ", ".join([*known, *(word for word, name in _SYNONYMS.items() if name in known)])
+            raise UserError(f"{CONFIG}: {self.key}={value}: our models lack it; expected one of {valid}")
+        return name
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ as well. Shapes: ``n`` heads, ``g`` query groups, ``d`` channels of a head, ``h`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from slipway.common.errors import UserError
@@ -141,65 +142,71 @@ def depths_of(rows: Iterable[Row]) -> dict[str, int]:
 
 
 # A gated unit's two matrices, the one with the function first: [2 f, h].
-STACKED: Transform = (lambda gate, up: _cat([gate, up]), lambda ours: ours.chunk(2))
+_STACKED: Transform = (lambda gate, up: _cat([gate, up]), lambda ours: ours.chunk(2))
 SAME: Transform = (lambda weight: weight, lambda ours: (ours,))
 # Conv1D keeps its matrices as [in, out].
-TURNED: Transform = (lambda weight: _turned(weight), lambda ours: (_turned(ours),))
+_TURNED: Transform = (lambda weight: weight.t(), lambda ours: (ours.t(),))
 
 
 @dataclass(frozen=True)
-class Linear:
-    """A matrix ``[out, in]`` of a layer and its bias, which are parts of theirs; names are a layer's.
+class StackNames:
+    """Hugging Face's names of a stack's weights.
 
-    `is_biased` says that theirs has a bias in any case.
+    Attributes
+    ----------
+    layers, final_norm
+        Those of the list of layers, and of the norm behind them.
+    layer
+        Those of a layer's parts, by ours: a norm, or the matrices that ours is joined of.
+    is_conv
+        Whether the matrices are of Conv1D, which keeps them as ``[in, out]`` and always has a bias.
     """
 
-    ours: str
-    theirs: tuple[str, ...]
-    transform: Transform = SAME
-    is_biased: bool = False
-    fold: Callable[[Any], Any] | None = None
-
-    def rows(self, shape: Architecture, ours: str, theirs: str) -> Iterator[Row]:
-        """Yield the rows of one layer; the prefixes lead to it."""
-        has_bias = shape.bias or (shape.qkv_bias and self.ours.endswith("linear_qkv"))
-        size = _sizes(shape)[self.ours.rpartition(".")[2]]
-        for kind, extent in (("weight", size), ("bias", size[:1])):
-            names = tuple(f"{theirs}{name}.{kind}" for name in self.theirs)
-            if kind == "weight" or has_bias:
-                yield Row(f"{ours}{self.ours}.{kind}", extent, names, *self.transform, fold=self.fold)
-            elif self.is_biased:
-                yield Row(None, extent, names, *self.transform)
+    layers: str
+    layer: Mapping[str, tuple[str, ...]]
+    final_norm: str
+    is_conv: bool = False
 
 
-@dataclass(frozen=True)
-class Norm:
-    """A norm of a layer; our name is what precedes ``weight``."""
-
-    ours: str
-    theirs: str
-
-    def rows(self, shape: Architecture, ours: str, theirs: str) -> Iterator[Row]:
-        """Yield the rows of one layer; the prefixes lead to it."""
-        size = (shape.hidden_size,)
-        weight = plain_row(f"{ours}{self.ours}weight", size, f"{theirs}{self.theirs}.weight")
-        # The sum is rounded as in our forward pass.
-        yield replace(weight, fold=_one_plus) if shape.zero_centered_gamma else weight
-        if shape.normalization == "LayerNorm":
-            yield plain_row(f"{ours}{self.ours}bias", size, f"{theirs}{self.theirs}.bias")
-
-
-def layer_rows(shape: Architecture, ours: str, theirs: str, parts: Sequence[Linear | Norm]) -> Iterator[Row]:
-    """Yield the rows of a stack's layers: `ours` is the stack's name, `theirs` that of the list of layers."""
+def stack_rows(shape: Architecture, ours: str, names: StackNames) -> Iterator[Row]:
+    """Yield the rows of a stack, which is called `ours`."""
     for layer in range(shape.num_layers):
-        for part in parts:
-            for row in part.rows(shape, f"{ours}.layers.", f"{theirs}.{layer}."):
+        for part, theirs in names.layer.items():
+            name, prefix = f"{ours}.layers.{part}", f"{names.layers}.{layer}."
+            if part.endswith(("norm_", "norm.")):
+                rows = _norm(shape, name, prefix + theirs[0])
+            else:
+                rows = _linear(shape, name, tuple(prefix + matrix for matrix in theirs), names.is_conv)
+            for row in rows:
                 yield row if row.ours is None else replace(row, layer=layer)
+    yield from _norm(shape, f"{ours}.final_layernorm.", names.final_norm)
 
 
-def final_norm(shape: Architecture, ours: str, theirs: str) -> Iterator[Row]:
-    """Yield the rows of the norm behind a stack."""
-    yield from Norm("final_layernorm.", theirs).rows(shape, f"{ours}.", "")
+def _norm(shape: Architecture, ours: str, theirs: str) -> Iterator[Row]:
+    weight = plain_row(f"{ours}weight", (shape.hidden_size,), f"{theirs}.weight")
+    # The sum is rounded as in our forward pass.
+    yield replace(weight, fold=_one_plus) if shape.zero_centered_gamma else weight
+    if shape.normalization == "LayerNorm":
+        yield plain_row(f"{ours}bias", (shape.hidden_size,), f"{theirs}.bias")
+
+
+def _linear(shape: Architecture, ours: str, theirs: tuple[str, ...], is_conv: bool) -> Iterator[Row]:
+    """Yield the rows of a matrix ``[out, in]`` and its bias."""
+    kind = ours.rpartition(".")[2]
+    is_qkv, size = kind == "linear_qkv", _sizes(shape)[kind]
+    transform = _TURNED if is_conv else SAME
+    if is_qkv:
+        transform = _conv_qkv(shape) if is_conv else _grouped_qkv(shape)
+    elif len(theirs) > 1:
+        transform = _headed_kv(shape) if kind == "linear_kv" else _STACKED
+    is_interleaved = is_qkv and shape.position == "rope" and shape.rope.interleaved
+    fold = partial(_halved, shape) if is_interleaved else None
+    for part, extent in (("weight", size), ("bias", size[:1])):
+        names = tuple(f"{name}.{part}" for name in theirs)
+        if part == "weight" or shape.bias or (is_qkv and shape.qkv_bias):
+            yield Row(f"{ours}.{part}", extent, names, *transform, fold=fold)
+        elif is_conv:
+            yield Row(None, extent, names, *transform)
 
 
 def plain_row(ours: str, shape: tuple[int, ...], theirs: str) -> Row:
@@ -233,10 +240,6 @@ def _cat(parts: Sequence[Any], dim: int = 0) -> Any:
     return torch.cat(tuple(parts), dim=dim)
 
 
-def _turned(weight: Any) -> Any:
-    return weight.t()
-
-
 def _one_plus(weight: Any) -> Any:
     return 1 + weight
 
@@ -254,24 +257,24 @@ def _grouped(groups: int, sizes: list[int]) -> Transform:
     return join, split
 
 
-def grouped_qkv(shape: Architecture) -> Transform:
+def _grouped_qkv(shape: Architecture) -> Transform:
     """``[n d, h]`` and twice ``[g d, h]``: by group its queries, key and value, ``[(n + 2 g) d, h]``."""
     groups, channels = shape.num_query_groups, shape.kv_channels
     return _grouped(groups, [shape.num_attention_heads // groups * channels, channels, channels])
 
 
-def conv_qkv(shape: Architecture) -> Transform:
+def _conv_qkv(shape: Architecture) -> Transform:
     """Return the pair for a Conv1D of all three, ``[h, 3 n d]``, and its bias, ``[3 n d]``."""
-    join, split = grouped_qkv(shape)
-    return lambda weight: join(*_turned(weight).chunk(3)), lambda ours: (_turned(_cat(split(ours))),)
+    join, split = _grouped_qkv(shape)
+    return lambda weight: join(*weight.t().chunk(3)), lambda ours: (_cat(split(ours)).t(),)
 
 
-def headed_kv(shape: Architecture) -> Transform:
+def _headed_kv(shape: Architecture) -> Transform:
     """Twice ``[n d, h]``, of cross-attention: head by head its key and its value, ``[2 n d, h]``."""
     return _grouped(shape.num_attention_heads, [shape.kv_channels] * 2)
 
 
-def halved(shape: Architecture, ours: Any) -> Any:
+def _halved(shape: Architecture, ours: Any) -> Any:
     """Order the channels of queries and keys for rotary pairs of one channel of each half.
 
     Ours are pairs of neighbours with ``model.rotary_interleaved``. Scores are sums over the channels: their

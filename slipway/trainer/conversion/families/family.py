@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.config.architecture import Architecture, Rope
 from slipway.trainer.conversion.config_options import CONFIG, ConfigKey
-from slipway.trainer.conversion.weight_map import Row, words_row
+from slipway.trainer.conversion.weight_map import Row, StackNames, plain_row, stack_rows, words_row
 
 Fields = Mapping[str, Any]
 # A key of the training, its value, and words for those that a family has.
@@ -35,14 +35,14 @@ class Family:
     ----------
     name, model_class
         The ``model_type`` of ``config.json``, and the class of transformers with a head.
-    words
-        The name of the embedding of tokens.
+    words, positions
+        The names of the embeddings of tokens and positions.
+    names
+        Those of the layers' weights.
     fields
         Fields of `Architecture` that all of its models have alike; a function computes one of the others.
     options
         The keys of ``config.json``.
-    layers
-        Yields the rows of all weights but the embedding of tokens and the head.
     is_tied
         Whether the head is the embedding where ``config.json`` says nothing.
     """
@@ -52,9 +52,10 @@ class Family:
     words: str
     fields: Fields
     options: tuple[ConfigKey, ...]
-    layers: Callable[[Architecture], Iterator[Row]]
+    names: StackNames | None = None
+    positions: str | None = None
     is_tied: bool = False
-    is_encoder_decoder: bool = field(default=False, init=False)
+    is_encoder_decoder: bool = False
 
     def mismatches(self, decoder: Architecture, encoder: Architecture | None) -> Iterator[Mismatch]:
         """Yield the keys for which no model of the family computes what these stacks do."""
@@ -94,7 +95,11 @@ class Family:
         """Yield the rows of the weight map, in the order in which Hugging Face's weights are written."""
         shape, size = description.decoder, description.vocabulary.size
         yield words_row(size, shape, "embedding.word_embeddings.weight", self.words)
-        yield from self.layers(shape)
+        if self.positions is not None:
+            extent = (shape.max_positions, shape.hidden_size)
+            yield plain_row("embedding.position_embeddings.weight", extent, self.positions)
+        assert self.names is not None
+        yield from stack_rows(shape, "decoder", self.names)
         if not shape.tied_embeddings:
             yield words_row(size, shape, "output_layer.weight", "lm_head.weight")
 
@@ -116,6 +121,7 @@ def _architecture(**fields: Any) -> Architecture:
     plain = {
         "num_query_groups": heads,
         "kv_channels": fields["hidden_size"] // heads,
+        "bias": True,
         "normalize_scores": True,
         "seq_length": fields["max_positions"],
         "relative": None,

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from slipway.trainer.conversion.config_options import Only, Option, Rotary, number
+from slipway.trainer.conversion.config_options import Option, Rotary, number
+from slipway.trainer.conversion.families import llama
 from slipway.trainer.conversion.families.family import Family, hidden_by_heads
-from slipway.trainer.conversion.families.llama import ROTARY_OPTIONS, rotary_layers
 
 STABLELM = Family(
     name="stablelm",
     model_class="StableLmForCausalLM",
-    words="model.embed_tokens.weight",
+    words=llama.WORDS,
+    names=llama.NAMES,
     fields={
-        "position": "rope",
+        **llama.LLAMA.fields,
         "normalization": "LayerNorm",
-        "normalize_scores": True,
         "bias": False,
-        "qkv_bias": False,
         "kv_channels": hidden_by_heads,
     },
     options=(
-        *ROTARY_OPTIONS,
+        *(*llama.OPTIONS, Rotary(share=0.25, is_partial=True)),
         Option("layer_norm_eps", "norm_epsilon", number, 1e-5),
         Option("hidden_dropout", "hidden_dropout", number, 0.0),
-        Only("use_qkv_bias"),
-        Only("qk_layernorm"),
-        Only("use_parallel_residual"),
-        Rotary(share=0.25, is_partial=True),
+        *(Option(key, default=False) for key in ("use_qkv_bias", "qk_layernorm", "use_parallel_residual")),
     ),
-    layers=rotary_layers,
 )
