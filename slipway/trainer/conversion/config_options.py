@@ -69,7 +69,7 @@ class ConfigKey:
     """A part of ``config.json``; `fields` are those of `Architecture`, by name."""
 
     def read(self, config: Values, fields: Values) -> dict[str, Any]:
-        """Return fields of a configuration; `fields` are those that were read before."""
+        """Return fields of a configuration, which has no nulls; `fields` are those that were read before."""
         raise NotImplementedError
 
     def write(self, fields: Values) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Option(ConfigKey):
 
     def read(self, config: Values, fields: Values) -> dict[str, Any]:
         default = self._default(fields)
-        value = default if config.get(self.key) is None else config[self.key]
+        value = config.get(self.key, default)
         if value is None:
             raise UserError(f"{CONFIG} lacks {self.key}")
         if self.field is None:
@@ -157,11 +157,9 @@ class Rotary(ConfigKey):
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if not isinstance(scaling, dict):
             raise UserError(f"{CONFIG}: rope_scaling={scaling!r}: expected a mapping")
-        values = {"rope_theta": 10000.0, "partial_rotary_factor": self.share}
-        for key in values:
-            found = (node[key] for node in (scaling, config) if node.get(key) is not None)
-            values[key] = number(key, next(found, values[key]))
-        base, share = values["rope_theta"], values["partial_rotary_factor"]
+        stated = {**config, **{key: value for key, value in scaling.items() if value is not None}}
+        base = number("rope_theta", stated.get("rope_theta", 10000.0))
+        share = number("partial_rotary_factor", stated.get("partial_rotary_factor", self.share))
         if base != int(base) or not base:
             raise UserError(f"{CONFIG}: rope_theta={base}: expected a whole number, as model.rotary_base")
         if share != self.share and not self.is_partial:

@@ -65,6 +65,7 @@ _KEYS = {
     "use_rope_scaling": "scale_positional_embedding",
     "rope_scaling_factor": "scale_factor",
     "add_bias_linear": "bias",
+    "add_qkv_bias": "qkv_bias",
     "make_vocab_size_divisible_by": "make_vocab_size_divisible_by",
 }
 _SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
@@ -243,10 +244,6 @@ def _keys(options: _Options) -> dict[str, Any]:
         if value != only and not (only is None and value is False):
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{options.path}: {option} ({value!r}) is not supported{_INSTEAD}")
-    if options.get("add_qkv_bias", False) and not options.get("add_bias_linear", True):
-        raise UserError(
-            f"{options.path}: --add-qkv-bias with --disable-bias-linear is not supported{_INSTEAD}"
-        )
     keys = {f"model.{key}": options.get(name) for name, key in _KEYS.items()}
     grouped = options.get("group_query_attention", False)
     keys["model.num_query_groups"] = options.get("num_query_groups") if grouped else None

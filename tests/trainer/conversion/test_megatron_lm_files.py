@@ -135,7 +135,7 @@ def test_options_of_a_training_are_read_without_its_program(copy: Copy) -> None:
         ({"activation_func_clamp_value": 7.0}, "--activation-func-clamp-value"),
         ({"glu_linear_offset": 1.0}, "--glu-linear-offset"),
         ({"experimental_attention_variant": "dsa"}, "--experimental-attention-variant"),
-        ({"add_qkv_bias": True}, "--add-qkv-bias with --disable-bias-linear"),
+        ({"add_qkv_bias": True}, r"has no decoder\.layers\.self_attention\.linear_qkv\.bias"),
         ({"padded_vocab_size": None}, "args.padded_vocab_size=None"),
         ({"hidden_size": 32}, "another architecture"),
         ({"vocab_size": 99}, "has 100 tokens"),

@@ -77,7 +77,8 @@ def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
     if name not in FAMILIES:
         valid = ", ".join(FAMILIES)
         raise UserError(f"{CONFIG}: model_type={name}: expected one of {valid}{suggest(name, FAMILIES)}")
-    decoder, encoder = FAMILIES[name].read(config, has_head)
+    stated = {key: value for key, value in config.items() if value is not None}
+    decoder, encoder = FAMILIES[name].read(stated, has_head)
     size, ends = whole("vocab_size", config.get("vocab_size")), token_ids(config, "eos_token_id")
     padding = _token(config, "pad_token_id")
     start = _token(config, "decoder_start_token_id" if encoder else "bos_token_id")
