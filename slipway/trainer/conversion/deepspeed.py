@@ -18,7 +18,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,8 @@ _STATE = "optimizer_state_dict"
 _PARTITIONS, _FLAT_GROUPS = "single_partition_of_fp32_groups", "fp32_flat_groups"
 
 
-@dataclass(frozen=True)
-class _Weight:
-    """A tensor of the checkpoint, and how it is read."""
-
-    info: TensorInfo
-    read: Callable[[], torch.Tensor]
+# A tensor of the checkpoint, and how it is read.
+_Weight = tuple[TensorInfo, Callable[[], torch.Tensor]]
 
 
 class DeepSpeedFiles:
@@ -78,11 +73,11 @@ class DeepSpeedFiles:
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Return all tensors by name."""
-        return {name: weight.info for name, weight in self._of.items()}
+        return {name: info for name, (info, _) in self._of.items()}
 
     def read(self, name: str) -> torch.Tensor:
         """Return one of :meth:`tensors`."""
-        return self._of[name].read()
+        return self._of[name][1]()
 
     def _files(self, pattern: re.Pattern[str], words: str) -> list[Path]:
         """Return the files of a kind in the order of their ranks."""
@@ -264,14 +259,14 @@ def _cut(parts: Sequence[torch.Tensor], begin: int, end: int) -> list[torch.Tens
 def _pieces(shape: tuple[int, ...], vectors: Sequence[torch.Tensor], pieces: list[torch.Tensor]) -> _Weight:
     """Return a weight that is joined of pieces when it is read; the last may end in padding."""
     count, kind = math.prod(shape), vectors[0].dtype if vectors else torch.float32
-    return _Weight(
+    return (
         TensorInfo(shape, kind),
         lambda: torch.cat(pieces)[:count].reshape(shape) if pieces else torch.empty(shape, dtype=kind),
     )
 
 
 def _stored(tensor: torch.Tensor) -> _Weight:
-    return _Weight(TensorInfo(tuple(tensor.shape), tensor.dtype), lambda: tensor.detach())
+    return TensorInfo(tuple(tensor.shape), tensor.dtype), tensor.detach
 
 
 def _unhalved(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from slipway.trainer.conversion.huggingface import GENERATION
 from slipway.trainer.conversion.safetensors_files import SafetensorsFiles
 from slipway.trainer.conversion.sources import identity
 from slipway.trainer.conversion.spec import Conversion
-from slipway.trainer.conversion.tokenizer_files import FAST, tokenizer_digest
+from slipway.trainer.conversion.tokenizer_files import FAST
 from slipway.trainer.conversion.weight_map import Row, depths_of
 
 _FORMAT = {
@@ -78,14 +78,8 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
         generation = read_mapping(source / GENERATION) if (source / GENERATION).exists() else {}
         imported = {**description.imported, "generation": generation}
         description = replace(description, precision=precision, imported=imported)
-        record = {
-            "source": str(source),
-            "config": file_checksum(source / CONFIG),
-            "checkpoint": identity(files),
-            "to": conversion.to,
-            "dtype": conversion.dtype,
-            "tokenizer": tokenizer_digest(conversion.tokenizer_dir),
-        }
+        config_checksum = file_checksum(source / CONFIG)
+        record = outputs.record_of(conversion, 0, source, identity(files), config=config_checksum)
         if outputs.is_there(output, record):
             return output
         size = sum(info.size_bytes for info in files.tensors().values())
