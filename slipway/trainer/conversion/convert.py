@@ -20,6 +20,7 @@ from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.checkpoint.tensor_files import TensorFiles
 from slipway.trainer.conversion import export, huggingface, outputs, safetensors_files, sources
+from slipway.trainer.conversion.foreign import step_of
 from slipway.trainer.conversion.importing import import_weights
 from slipway.trainer.conversion.megatron_lm import MegatronLmFiles
 from slipway.trainer.conversion.origin import describe, provenance
@@ -137,7 +138,7 @@ def _imported(conversion: Conversion, source_format: WeightsFormat) -> Result:
 def _convert_source(conversion: Conversion, source_format: WeightsFormat) -> Result:
     """Convert a checkpoint of another program."""
     with sources.open_source(conversion.source, source_format, conversion.step) as source:
-        origin, step, dtype = str(source.directory), sources.step_of(source), dtype_of(conversion)
+        origin, step, dtype = str(source.directory), step_of(source.directory) or 0, dtype_of(conversion)
         record = outputs.record_of(conversion, step, source.directory, sources.identity(source))
         if outputs.is_there(conversion.output_of(step), record):
             return Result(conversion.output_of(step), is_new=False)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,13 +23,11 @@ from typing import Any
 import torch
 
 from slipway.common.errors import UserError
-from slipway.trainer.checkpoint.files import read_inside
 from slipway.trainer.checkpoint.tensor_files import TensorInfo
+from slipway.trainer.conversion.foreign import checkpoint_of_step, plain_names, step_of, tracked_checkpoint
 from slipway.trainer.conversion.pickled_files import load
-from slipway.trainer.conversion.wrappers import plain_names
 
 LATEST = "latest"
-_STEP = re.compile(r"global_step(\d+)")
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _STATE = "optimizer_state_dict"
@@ -59,7 +56,9 @@ class DeepSpeedFiles:
     """
 
     def __init__(self, directory: Path, step: int | None = None) -> None:
-        self.directory = tag_directory(directory, step)
+        is_chosen = step is not None and step_of(directory) != step
+        tracked = tracked_checkpoint(directory / LATEST) or directory
+        self.directory = checkpoint_of_step(directory, step) if is_chosen else tracked
         self._models = self._files(_MODEL, "*_model_states.pt")
         weights = self._weights(load(self._models[0]))
         names = plain_names(weights, self.directory)
@@ -190,29 +189,6 @@ class DeepSpeedFiles:
             self._check_length(sum(map(len, flat)), math.prod(shape), math.prod(shape) + len(flat))
             weights[name] = _pieces(shape, flat, _cut(flat, 0, math.prod(shape)))
         return weights
-
-
-def tag_directory(directory: Path, step: int | None = None) -> Path:
-    """Return the directory of a step (``global_stepN``, or as its tag is called).
-
-    Raises
-    ------
-    UserError
-        If there is none of that step, or ``latest`` is missing or names nothing here.
-    """
-    latest = directory / LATEST
-    if step is not None and (directory / f"global_step{step}").is_dir():
-        return directory / f"global_step{step}"
-    if step is not None and directory.name != f"global_step{step}":
-        steps = sorted(int(match[1]) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name)))
-        valid = f"it has {', '.join(map(str, steps))}" if steps else "it has none"
-        raise UserError(f"conversion.step={step}: {directory} has no global_step{step}; {valid}")
-    if not latest.is_file():
-        return directory
-    tag = read_inside(latest).decode(errors="replace").strip()
-    if Path(tag).name != tag or not os.path.isdir(directory / tag):  # noqa: PTH112 - any name may be asked for
-        raise UserError(f"{latest} names '{tag[:80]}', and there is no such directory beside it")
-    return directory / tag
 
 
 def _others(module: Mapping[str, Any], weights: Mapping[str, _Weight]) -> dict[str, _Weight]:
