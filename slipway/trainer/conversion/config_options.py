@@ -96,7 +96,7 @@ class Option(ConfigKey):
     names
         Their names of our values.
     unread
-        Names of which no model is read.
+        A value of ours that is written, and never read.
     """
 
     key: str

@@ -29,7 +29,7 @@ _WORDS = {"LayerNorm": "layernorm or layernorm1p", "RMSNorm": "rmsnorm"}
 
 @dataclass(frozen=True)
 class Family:
-    """A family of GPTs.
+    """A family of models with one stack of layers; T5's class derives from it.
 
     Attributes
     ----------
@@ -45,6 +45,8 @@ class Family:
         The keys of ``config.json``.
     is_tied
         Whether the head is the embedding where ``config.json`` says nothing.
+    is_encoder_decoder
+        Whether its models have an encoder.
     """
 
     name: str
