@@ -123,7 +123,7 @@ def write(directory: Path, layers: int, hidden: int, tensor: int) -> None:
     from slipway.trainer.checkpoint.description import description_of_model
     from slipway.trainer.checkpoint.marker import Marker
     from slipway.trainer.checkpoint.tensor_files import TensorFilesWriter
-    from slipway.trainer.conversion.weight_map import rows_of
+    from slipway.trainer.conversion.families import rows_of
 
     keys = {"num_layers": layers, "hidden_size": hidden, "num_attention_heads": hidden // 64}
     keys |= {"encoder_seq_length": 1024, "max_position_embeddings": 1024, "data.data_impl": "mock"}

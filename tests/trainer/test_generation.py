@@ -13,7 +13,7 @@ from slipway.trainer.conversion.convert import convert
 from slipway.trainer.generation import Request, _drawn
 from tests.trainer.conversion.checkpoints import write_checkpoint
 from tests.trainer.conversion.test_export import conversion
-from tests.trainer.conversion.test_weight_map import SIZE, STABLELM, description
+from tests.trainer.conversion.test_weight_map import QWEN2, SIZE, STABLELM, description
 from tests.trainer.parity.test_parity import FAMILIES
 
 pytestmark = pytest.mark.trainer
@@ -38,7 +38,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("changes", [FAMILIES["gpt2"], STABLELM], ids=["gpt2", "stablelm"])
+@pytest.mark.parametrize("changes", [FAMILIES["gpt2"], QWEN2, STABLELM], ids=["gpt2", "qwen2", "stablelm"])
 def test_the_most_probable_tokens_are_those_of_the_converted_model(
     tmp_path: Path, tokenizer: Path, changes: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ _SHAPES = (
     "normalization",
     "zero_centered_gamma",
     "bias",
+    "qkv_bias",
     "tied_embeddings",
     "head_bias",
 )

@@ -139,6 +139,7 @@ def model_keys(shape: Architecture) -> dict[str, Any]:
         "share_embeddings_and_output_weights": shape.tied_embeddings,
         "normalize_attention_scores": shape.normalize_scores,
     }
+    keys |= {"qkv_bias": True} if shape.qkv_bias else {}
     if shape.position == "rope":
         keys |= {"rotary_percentage": shape.rotary_percentage, "rotary_base": shape.rotary_base}
         keys |= {"rotary_interleaved": True} if rope.interleaved else {}

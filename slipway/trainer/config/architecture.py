@@ -121,6 +121,8 @@ class Architecture:
     transformer_engine: bool
     attention_backend: AttentionBackend
     recompute: Recompute | None
+    # Of queries, keys and values alone, which `bias` gives to all matrices; earlier markers lack it.
+    qkv_bias: bool = False
 
 
 def read_architecture(values: Values) -> Architecture:
@@ -166,6 +168,7 @@ def read_stack(
     hidden = values.integer(f"{node}.hidden_size", minimum=1)
     heads = values.integer(f"{node}.num_attention_heads", minimum=1)
     normalization = values.choice(f"{node}.normalization", NORMALIZATIONS, "layernorm")
+    bias = values.flag(f"{node}.bias", True)
     one_plus = values.flag(f"{node}.layernorm_zero_centered_gamma", False) or normalization == "layernorm1p"
     if one_plus and normalization == "rmsnorm":
         raise UserError(
@@ -193,7 +196,8 @@ def read_stack(
         normalization="RMSNorm" if normalization == "rmsnorm" else "LayerNorm",
         zero_centered_gamma=one_plus,
         norm_epsilon=values.number(f"{node}.layernorm_epsilon", 1e-5, minimum=0.0),
-        bias=values.flag(f"{node}.bias", True),
+        bias=bias,
+        qkv_bias=values.flag(f"{node}.qkv_bias", False) and not bias,
         tied_embeddings=tied,
         head_bias="relative" in positions and tied and values.flag("model.tokens_head_bias", True),
         vocab_divisor=_vocab_divisor(values),

@@ -142,7 +142,7 @@ KEYS: dict[str, Status] = {
         "encoder_seq_length max_position_embeddings num_layers hidden_size ffn_hidden_size "
         "num_attention_heads num_query_groups kv_channels init_method_std use_scaled_init_method "
         "hidden_dropout attention_dropout layernorm_epsilon layernorm_zero_centered_gamma normalization "
-        "activation openai_gelu bias position_embedding_type rotary_percentage rotary_base "
+        "activation openai_gelu bias qkv_bias position_embedding_type rotary_percentage rotary_base "
         "rotary_interleaved seq_len_interpolation_factor scale_positional_embedding scale_factor "
         "share_embeddings_and_output_weights make_vocab_size_divisible_by override_vocab_size "
         "normalize_attention_scores seed",
@@ -290,7 +290,7 @@ _OF_A_GPT = (
     *(f"model.{name}" for name in _OF_A_STACK.split()),
     *("model.mcore_gpt", "model.encoder_seq_length", "model.share_embeddings_and_output_weights"),
     *("model.attention_type", "model.num_micro_batches_with_partial_activation_checkpoints"),
-    "model.activations_checkpoint_layers_per_pipeline",
+    *("model.activations_checkpoint_layers_per_pipeline", "model.qkv_bias"),
     *(f"model.data.{name}" for name in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")),
 )
 _OF_A_T5_STACK: dict[str, Status] = {

@@ -35,7 +35,7 @@ def mistake_in(config: dict[str, Any], world: int) -> str | None:
 
 def conversion_mistake(model: dict[str, Any], kind: str | None) -> str | None:
     """Return why a model cannot be converted once it is trained; None if it can, or is no model at all."""
-    from slipway.trainer.conversion.huggingface import check_trained
+    from slipway.trainer.conversion.families import check_trained
 
     flat = {**flatten({"model": model}), **({"model.mcore_t5": True} if kind == "t5" else {})}
     values = Values(flat)

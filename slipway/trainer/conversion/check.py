@@ -19,7 +19,7 @@ from slipway.common.errors import UserError
 from slipway.trainer import requirements
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.conversion.check_report import REPORT, TABLE, Gradient, Report, write_report
-from slipway.trainer.conversion.weight_map import rows_of
+from slipway.trainer.conversion.families import rows_of
 from slipway.trainer.model.single_process import load_model, settings_of, single_process
 
 _LIBRARIES = ("torch", "megatron.core", "transformers", "safetensors")

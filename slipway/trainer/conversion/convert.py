@@ -20,12 +20,12 @@ from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.checkpoint.tensor_files import TensorFiles
 from slipway.trainer.conversion import export, huggingface, outputs, safetensors_files, sources
+from slipway.trainer.conversion.foreign import step_of
 from slipway.trainer.conversion.importing import import_weights
 from slipway.trainer.conversion.megatron_lm import MegatronLmFiles
 from slipway.trainer.conversion.origin import describe, provenance
 from slipway.trainer.conversion.safetensors_files import Entry
 from slipway.trainer.conversion.spec import Conversion
-from slipway.trainer.conversion.tokenizer_files import tokenizer_digest
 
 # Of a training that saves faster than its checkpoints are read.
 _ATTEMPTS = 3
@@ -138,13 +138,13 @@ def _imported(conversion: Conversion, source_format: WeightsFormat) -> Result:
 def _convert_source(conversion: Conversion, source_format: WeightsFormat) -> Result:
     """Convert a checkpoint of another program."""
     with sources.open_source(conversion.source, source_format, conversion.step) as source:
-        origin, step, dtype = str(source.directory), sources.step_of(source), dtype_of(conversion)
-        result = OutputDirectory(conversion, step, origin, sources.identity(source))
-        if result.is_there():
-            return Result(result.output, is_new=False)
+        origin, step, dtype = str(source.directory), step_of(source.directory) or 0, dtype_of(conversion)
+        record = outputs.record_of(conversion, step, source.directory, sources.identity(source))
+        if outputs.is_there(conversion.output_of(step), record):
+            return Result(conversion.output_of(step), is_new=False)
         if conversion.to == "safetensors":
             is_megatron_core = isinstance(source, MegatronLmFiles)
-            return result.write(export.plain_entries(source, dtype, is_megatron_core))
+            return _write(conversion, record, export.plain_entries(source, dtype, is_megatron_core))
         if source_format == "huggingface":
             raise UserError(
                 f"conversion.to=huggingface: {origin} is one of its directories already; expected "
@@ -157,7 +157,7 @@ def _convert_source(conversion: Conversion, source_format: WeightsFormat) -> Res
             )
         description = source.description(conversion.tokenizer_dir)
         entries = export.model_entries(source, description, dtype, origin)
-        return result.write(entries, description, {"step": step, "checkpoint": origin})
+        return _write(conversion, record, entries, description, {"step": step, "checkpoint": origin})
 
 
 def chosen(conversion: Conversion) -> list[Checkpoint]:
@@ -211,10 +211,10 @@ def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Resul
     if conversion.to == "huggingface" and not marker.model:
         content = json.dumps(describe(conversion, checkpoint).to_json(), sort_keys=True)
         model = hashlib.sha256(content.encode()).hexdigest()[:12]
-    identity = file_checksum(checkpoint.path / MARKER)
-    result = OutputDirectory(conversion, marker.step, str(checkpoint.path), identity, model)
-    if result.is_there():
-        return Result(result.output, is_new=False)
+    identity, output = file_checksum(checkpoint.path / MARKER), conversion.output_of(marker.step)
+    record = outputs.record_of(conversion, marker.step, checkpoint.path, identity, model=model)
+    if outputs.is_there(output, record):
+        return Result(output, is_new=False)
     size = sum(marker.files.get(name, 0) for name in marker.checksums)
     with outputs.Progress(f"{checkpoint.path.name}: checking", size) as progress:
         store.check_content(checkpoint, progress.add)
@@ -225,86 +225,41 @@ def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Resul
         if conversion.to == "safetensors":
             if note:
                 print(f"{checkpoint.path.name}: {note}", flush=True)
-            return result.write(export.plain_entries(files, dtype, is_megatron_core=True))
+            return _write(conversion, record, export.plain_entries(files, dtype, is_megatron_core=True))
         description = describe(conversion, checkpoint)
         entries = export.model_entries(files, description, dtype, str(checkpoint.path))
         if note:
             print(f"{checkpoint.path.name}: {note}", flush=True)
-        return result.write(entries, description, provenance(conversion, checkpoint))
+        return _write(conversion, record, entries, description, provenance(conversion, checkpoint))
 
 
-@dataclass(frozen=True)
-class OutputDirectory:
-    """The directory that a conversion makes of one checkpoint.
+def _write(
+    conversion: Conversion,
+    record: Mapping[str, Any],
+    entries: list[Entry],
+    description: Description | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> Result:
+    """Write the output of a step.
 
-    Attributes
+    Parameters
     ----------
-    conversion
-        What is asked for.
-    step
-        The step of the checkpoint.
-    source
-        Where it is.
-    identity
-        Tells it from any other.
-    model
-        A digest of its description, if that is the configuration's.
+    description
+        The model, if Hugging Face's files are written beside the weights.
+    origin
+        What the model card says of the training.
     """
-
-    conversion: Conversion
-    step: int
-    source: str
-    identity: str
-    model: str | None = None
-
-    @property
-    def output(self) -> Path:
-        """Return the directory."""
-        return self.conversion.output_of(self.step)
-
-    def is_there(self) -> bool:
-        """Return whether it was made before; refuse what is something else."""
-        return outputs.is_there(self.output, self._record())
-
-    def write(
-        self,
-        entries: list[Entry],
-        description: Description | None = None,
-        origin: Mapping[str, Any] | None = None,
-    ) -> Result:
-        """Write it.
-
-        Parameters
-        ----------
-        description
-            The model, if Hugging Face's files are written beside them.
-        origin
-            What the model card says of the training.
-        """
-        size = export.total_bytes(entries)
-        with outputs.new_directory(self.output, self._record(), size) as unfinished:
-            if unfinished is None:
-                return Result(self.output, is_new=False)
-            if description is not None:
-                dtype, tokenizer = entries[0].info.dtype, self.conversion.tokenizer_dir
-                # First what may be refused, and takes no time.
-                huggingface.write_model_files(unfinished, description, dtype, tokenizer, origin or {})
-            with outputs.Progress(f"{self.output.name}: writing", size) as progress:
-                safetensors_files.write(unfinished, entries, self.conversion.shard_bytes, progress.add)
-        return Result(self.output, is_new=True)
-
-    def _record(self) -> dict[str, Any]:
-        has_tokenizer = self.conversion.to == "huggingface"
-        return {
-            "source": self.source,
-            "step": self.step,
-            "checkpoint": self.identity,
-            "to": self.conversion.to,
-            "dtype": self.conversion.dtype,
-            "shard_bytes": self.conversion.shard_bytes,
-            "tokenizer": tokenizer_digest(self.conversion.tokenizer_dir) if has_tokenizer else None,
-            "model": self.model,
-        }
+    output, size = conversion.output_of(record["step"]), export.total_bytes(entries)
+    with outputs.new_directory(output, record, size) as unfinished:
+        if unfinished is None:
+            return Result(output, is_new=False)
+        if description is not None:
+            dtype, tokenizer = entries[0].info.dtype, conversion.tokenizer_dir
+            # First what may be refused, and takes no time.
+            huggingface.write_model_files(unfinished, description, dtype, tokenizer, origin or {})
+        with outputs.Progress(f"{output.name}: writing", size) as progress:
+            safetensors_files.write(unfinished, entries, conversion.shard_bytes, progress.add)
+    return Result(output, is_new=True)
 
 
 def dtype_of(conversion: Conversion) -> torch.dtype | None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from slipway.common.errors import UserError
-from slipway.trainer.checkpoint.tensor_files import Index, TensorFiles
-from slipway.trainer.conversion.wrappers import plain_names
+from slipway.trainer.checkpoint.tensor_files import INDEX_FILE, Index, TensorFiles
+from slipway.trainer.conversion.foreign import checkpoint_of_step, plain_names
 
 # Under which keys programs save a model, and under which what is not one.
 _MODEL = ("model", "module", "state_dict", "model_state_dict", "net", "network")
@@ -45,7 +45,9 @@ class DcpFiles(TensorFiles):
     Parameters
     ----------
     directory
-        What :func:`torch.distributed.checkpoint.save` wrote.
+        What :func:`torch.distributed.checkpoint.save` wrote, or the directory of such.
+    step
+        Which of several; None: the last one.
 
     Raises
     ------
@@ -53,13 +55,14 @@ class DcpFiles(TensorFiles):
         If the index cannot be read, or it is not clear which of the tensors are the model's.
     """
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, step: int | None = None) -> None:
+        is_single = (directory / INDEX_FILE).is_file()
+        super().__init__(directory if is_single else checkpoint_of_step(directory, step))
         everything = self._infos
         if not everything:
-            raise UserError(f"{directory} holds no tensor")
-        keys = _model_keys({name: self.keys(name) for name in everything}, directory)
-        plain = plain_names(keys.values(), directory)
+            raise UserError(f"{self.directory} holds no tensor")
+        keys = _model_keys({name: self.keys(name) for name in everything}, self.directory)
+        plain = plain_names(keys.values(), self.directory)
         self._names = {plain[key]: name for name, key in keys.items()}
         self._infos = {short: everything[name] for short, name in self._names.items()}
 

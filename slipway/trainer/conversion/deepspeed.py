@@ -15,35 +15,27 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slipway.common.errors import UserError
-from slipway.trainer.checkpoint.files import read_inside
 from slipway.trainer.checkpoint.tensor_files import TensorInfo
+from slipway.trainer.conversion.foreign import checkpoint_of_step, plain_names, step_of, tracked_checkpoint
 from slipway.trainer.conversion.pickled_files import load
-from slipway.trainer.conversion.wrappers import plain_names
 
 LATEST = "latest"
-_STEP = re.compile(r"global_step(\d+)")
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _STATE = "optimizer_state_dict"
 _PARTITIONS, _FLAT_GROUPS = "single_partition_of_fp32_groups", "fp32_flat_groups"
 
 
-@dataclass(frozen=True)
-class _Weight:
-    """A tensor of the checkpoint, and how it is read."""
-
-    info: TensorInfo
-    read: Callable[[], torch.Tensor]
+# A tensor of the checkpoint, and how it is read.
+_Weight = tuple[TensorInfo, Callable[[], torch.Tensor]]
 
 
 class DeepSpeedFiles:
@@ -64,7 +56,9 @@ class DeepSpeedFiles:
     """
 
     def __init__(self, directory: Path, step: int | None = None) -> None:
-        self.directory = tag_directory(directory, step)
+        is_chosen = step is not None and step_of(directory) != step
+        tracked = tracked_checkpoint(directory / LATEST) or directory
+        self.directory = checkpoint_of_step(directory, step) if is_chosen else tracked
         self._models = self._files(_MODEL, "*_model_states.pt")
         weights = self._weights(load(self._models[0]))
         names = plain_names(weights, self.directory)
@@ -78,11 +72,11 @@ class DeepSpeedFiles:
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Return all tensors by name."""
-        return {name: weight.info for name, weight in self._of.items()}
+        return {name: info for name, (info, _) in self._of.items()}
 
     def read(self, name: str) -> torch.Tensor:
         """Return one of :meth:`tensors`."""
-        return self._of[name].read()
+        return self._of[name][1]()
 
     def _files(self, pattern: re.Pattern[str], words: str) -> list[Path]:
         """Return the files of a kind in the order of their ranks."""
@@ -197,29 +191,6 @@ class DeepSpeedFiles:
         return weights
 
 
-def tag_directory(directory: Path, step: int | None = None) -> Path:
-    """Return the directory of a step (``global_stepN``, or as its tag is called).
-
-    Raises
-    ------
-    UserError
-        If there is none of that step, or ``latest`` is missing or names nothing here.
-    """
-    latest = directory / LATEST
-    if step is not None and (directory / f"global_step{step}").is_dir():
-        return directory / f"global_step{step}"
-    if step is not None and directory.name != f"global_step{step}":
-        steps = sorted(int(match[1]) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name)))
-        valid = f"it has {', '.join(map(str, steps))}" if steps else "it has none"
-        raise UserError(f"conversion.step={step}: {directory} has no global_step{step}; {valid}")
-    if not latest.is_file():
-        return directory
-    tag = read_inside(latest).decode(errors="replace").strip()
-    if Path(tag).name != tag or not os.path.isdir(directory / tag):  # noqa: PTH112 - any name may be asked for
-        raise UserError(f"{latest} names '{tag[:80]}', and there is no such directory beside it")
-    return directory / tag
-
-
 def _others(module: Mapping[str, Any], weights: Mapping[str, _Weight]) -> dict[str, _Weight]:
     """Return what the model's file alone has: with stage 1 frozen parameters, in old versions tied names."""
     tensors = {name: tensor for name, tensor in module.items() if torch.is_tensor(tensor)}
@@ -264,14 +235,14 @@ def _cut(parts: Sequence[torch.Tensor], begin: int, end: int) -> list[torch.Tens
 def _pieces(shape: tuple[int, ...], vectors: Sequence[torch.Tensor], pieces: list[torch.Tensor]) -> _Weight:
     """Return a weight that is joined of pieces when it is read; the last may end in padding."""
     count, kind = math.prod(shape), vectors[0].dtype if vectors else torch.float32
-    return _Weight(
+    return (
         TensorInfo(shape, kind),
         lambda: torch.cat(pieces)[:count].reshape(shape) if pieces else torch.empty(shape, dtype=kind),
     )
 
 
 def _stored(tensor: torch.Tensor) -> _Weight:
-    return _Weight(TensorInfo(tuple(tensor.shape), tensor.dtype), lambda: tensor.detach())
+    return TensorInfo(tuple(tensor.shape), tensor.dtype), tensor.detach
 
 
 def _unhalved(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
@@ -11,9 +11,10 @@ import torch
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.checkpoint.tensor_files import TensorFiles, TensorInfo
+from slipway.trainer.conversion.families import rows_of
 from slipway.trainer.conversion.safetensors_files import Entry
 from slipway.trainer.conversion.sources import Source
-from slipway.trainer.conversion.weight_map import Row, depths_of, rows_of
+from slipway.trainer.conversion.weight_map import Row, depths_of
 
 # What a checkpoint of megatron-core holds beside the model: the first part of the tensors' names.
 _OTHERS = ("optimizer", "random", "rng_state")
@@ -52,12 +53,12 @@ def model_entries(
         dtype = functools.reduce(torch.promote_types, types)
     entries = []
     for row in rows:
-        parts = _Parts(weights, row, dtype)
+        parts = _parts(weights, row, dtype)
         if not row.theirs:
             # It has to be zero.
-            parts.take(None)
-        for number, (name, shape) in enumerate(zip(row.theirs, row.their_shapes, strict=True)):
-            entries.append(Entry(name, TensorInfo(shape, dtype), partial(parts.take, number)))
+            next(parts, None)
+        for name, shape in zip(row.theirs, row.their_shapes, strict=True):
+            entries.append(Entry(name, TensorInfo(shape, dtype), partial(next, parts)))
     return entries
 
 
@@ -106,29 +107,15 @@ def note_on_masters(weights: TensorFiles, dtype: torch.dtype | None) -> str | No
     )
 
 
-class _Parts:
-    """The weights of Hugging Face that one of ours becomes: it is read once, and kept until all are taken."""
-
-    def __init__(self, weights: TensorFiles, row: Row, dtype: torch.dtype) -> None:
-        self._weights, self._row, self._dtype = weights, row, dtype
-        self._parts: dict[int, torch.Tensor] = {}
-
-    def take(self, number: int | None) -> torch.Tensor:
-        """Return a part; each is taken once. With None ours is read, and nothing comes of it."""
-        if not self._parts:
-            self._parts = dict(enumerate(self._read()))
-        return torch.empty(0) if number is None else self._parts.pop(number)
-
-    def _read(self) -> tuple[torch.Tensor, ...]:
-        row = self._row
-        if row.ours is None:
-            return row.to_theirs(None, self._dtype)
-        name = row.ours
-        if self._dtype == torch.float32:
-            name = _most_precise(name, self._weights.tensors())
-        ours = self._weights.read(name, row.layer)
-        # Numbers that are only moved are converted while they are written, a block at a time.
-        return row.to_theirs(ours, ours.dtype if row.scale == 1.0 else self._dtype)
+def _parts(weights: TensorFiles, row: Row, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """Yield the weights of Hugging Face that one of ours becomes, which is read for the first of them."""
+    if row.ours is None:
+        yield from row.to_theirs(None, dtype)
+        return
+    name = _most_precise(row.ours, weights.tensors()) if dtype == torch.float32 else row.ours
+    ours = weights.read(name, row.layer)
+    # Numbers that are only moved are converted while they are written, a block at a time.
+    yield from row.to_theirs(ours, ours.dtype if row.scale == 1.0 else dtype)
 
 
 def _most_precise(name: str, infos: Mapping[str, TensorInfo]) -> str:

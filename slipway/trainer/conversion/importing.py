@@ -22,13 +22,14 @@ from slipway.trainer.checkpoint.marker import Marker
 from slipway.trainer.checkpoint.tensor_files import TensorFilesWriter
 from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.conversion import outputs
-from slipway.trainer.conversion.huggingface import CONFIG, GENERATION
-from slipway.trainer.conversion.huggingface_config import description_of, read_config
+from slipway.trainer.conversion.config_options import CONFIG
+from slipway.trainer.conversion.families import FAMILIES, description_of, rows_of
+from slipway.trainer.conversion.huggingface import GENERATION
 from slipway.trainer.conversion.safetensors_files import SafetensorsFiles
 from slipway.trainer.conversion.sources import identity
 from slipway.trainer.conversion.spec import Conversion
-from slipway.trainer.conversion.tokenizer_files import FAST, tokenizer_digest
-from slipway.trainer.conversion.weight_map import EMBEDDINGS, Row, depths_of, rows_of
+from slipway.trainer.conversion.tokenizer_files import FAST
+from slipway.trainer.conversion.weight_map import Row, depths_of
 
 _FORMAT = {
     "sharded_backend": "torch_dist",
@@ -66,7 +67,7 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
     has_tokenizer = (tokenizer / FAST).is_file()
     if conversion.tokenizer_dir is not None and not has_tokenizer:
         raise UserError(f"conversion.tokenizer_dir={tokenizer}: it has no {FAST}, which this needs")
-    config = read_config(source)
+    config = read_mapping(source / CONFIG)
     with SafetensorsFiles(source) as files:
         weights = _Weights(files)
         description = description_of(config, weights.has_head(config))
@@ -77,14 +78,8 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
         generation = read_mapping(source / GENERATION) if (source / GENERATION).exists() else {}
         imported = {**description.imported, "generation": generation}
         description = replace(description, precision=precision, imported=imported)
-        record = {
-            "source": str(source),
-            "config": file_checksum(source / CONFIG),
-            "checkpoint": identity(files),
-            "to": conversion.to,
-            "dtype": conversion.dtype,
-            "tokenizer": tokenizer_digest(conversion.tokenizer_dir),
-        }
+        config_checksum = file_checksum(source / CONFIG)
+        record = outputs.record_of(conversion, 0, source, identity(files), config=config_checksum)
         if outputs.is_there(output, record):
             return output
         size = sum(info.size_bytes for info in files.tensors().values())
@@ -157,16 +152,16 @@ class _Weights:
 
     def has_head(self, config: Mapping[str, Any]) -> bool:
         """Return whether the head has weights of its own; a copy of the embedding's are none."""
-        tied = config.get("tie_word_embeddings", config.get("model_type") in ("gpt2", "t5"))
+        family = FAMILIES.get(str(config.get("model_type")))
+        tied = config.get("tie_word_embeddings", family is not None and family.is_tied)
         if not isinstance(tied, bool):
             raise UserError(f"{CONFIG}: tie_word_embeddings={tied!r}: expected true or false")
         if "lm_head.weight" not in self.names:
             # One that is missing is not the embedding's.
             return not tied
-        words = next((name for name in EMBEDDINGS.values() if name in self.names), None)
-        if not tied or words is None:
+        if not tied or family is None or family.words not in self.names:
             return True
-        return not torch.equal(self.read("lm_head.weight"), self.read(words))
+        return not torch.equal(self.read("lm_head.weight"), self.read(family.words))
 
 
 def _dtype_of(source: Path, weights: _Weights, rows: list[Row]) -> torch.dtype:

@@ -17,17 +17,17 @@ import torch
 
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description
-from slipway.trainer.checkpoint.files import read_inside, read_mapping
+from slipway.trainer.checkpoint.files import read_mapping
 from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.tensor_files import COMMON, FORMAT, INDEX_FILE, Index, TensorFiles, TensorInfo
 from slipway.trainer.config.architecture import read_architecture
 from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.config.values import Values
+from slipway.trainer.conversion.foreign import checkpoint_of_step, tracked_checkpoint
 from slipway.trainer.conversion.pickled_files import Unknown, load
 from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
 
 LATEST = "latest_checkpointed_iteration.txt"
-_ITERATION = re.compile(r"iter_(\d+)")
 _LAYER = re.compile(r"(?P<stack>(?:.+\.)?layers)\.(?P<layer>\d+)\.(?P<rest>.+)")
 # Options whose models have no counterpart here, and the only value that is converted.
 _ONLY: Mapping[str, Any] = {
@@ -65,6 +65,7 @@ _KEYS = {
     "use_rope_scaling": "scale_positional_embedding",
     "rope_scaling_factor": "scale_factor",
     "add_bias_linear": "bias",
+    "add_qkv_bias": "qkv_bias",
     "make_vocab_size_divisible_by": "make_vocab_size_divisible_by",
 }
 _SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
@@ -185,12 +186,8 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
     """
     path = directory
     if not (directory / INDEX_FILE).is_file() and not is_legacy(directory):
-        tag = f"iter_{step:07d}" if step is not None else _latest(directory)
-        path = directory / tag
-        if not path.is_dir():
-            steps = ", ".join(str(number) for number in _iterations(directory)) or "none"
-            wish = LATEST if step is None else f"conversion.step={step}"
-            raise UserError(f"{wish}: {directory} has no {tag}; its iterations are {steps}")
+        tracked = tracked_checkpoint(directory / LATEST, "iter_{:07d}") if step is None else None
+        path = tracked or checkpoint_of_step(directory, step)
     if is_legacy(path):
         raise UserError(
             f"{path}: it is in the format torch (mp_rank_00/model_optim_rng.pt), which is not read; its own "
@@ -212,24 +209,6 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
     return path
 
 
-def _latest(directory: Path) -> str:
-    path = directory / LATEST
-    text = read_inside(path).decode(errors="replace").strip() if path.is_file() else ""
-    if text.isdecimal() and text.isascii() and len(text) < 20:
-        return f"iter_{int(text):07d}"
-    if text == "release":
-        return text
-    steps = _iterations(directory)
-    if text or not steps:
-        raise UserError(f"{path}: expected the iteration of a checkpoint, not '{text[:80]}'")
-    return f"iter_{steps[-1]:07d}"
-
-
-def _iterations(directory: Path) -> list[int]:
-    matches = (_ITERATION.fullmatch(path.name) for path in directory.iterdir())
-    return sorted(int(match[1]) for match in matches if match)
-
-
 def _keys(options: _Options) -> dict[str, Any]:
     """Return the dotted keys of our configuration of the same model.
 
@@ -243,10 +222,6 @@ def _keys(options: _Options) -> dict[str, Any]:
         if value != only and not (only is None and value is False):
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{options.path}: {option} ({value!r}) is not supported{_INSTEAD}")
-    if options.get("add_qkv_bias", False) and not options.get("add_bias_linear", True):
-        raise UserError(
-            f"{options.path}: --add-qkv-bias with --disable-bias-linear is not supported{_INSTEAD}"
-        )
     keys = {f"model.{key}": options.get(name) for name, key in _KEYS.items()}
     grouped = options.get("group_query_attention", False)
     keys["model.num_query_groups"] = options.get("num_query_groups") if grouped else None

@@ -25,7 +25,6 @@ from slipway.trainer.checkpoint.files import file_checksum
 from slipway.trainer.config.load import flatten, load_yaml
 from slipway.trainer.conversion import outputs
 from slipway.trainer.conversion.spec import Conversion, load_conversion
-from slipway.trainer.conversion.tokenizer_files import tokenizer_digest
 
 SCRIPT = "examples/nlp/language_modeling/megatron_ckpt_to_nemo.py"
 # Of a .nemo file of a Llama's shape, on a CPU.
@@ -78,14 +77,7 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
     output, rank = conversion.output_of(step), int(os.environ.get("RANK", "0"))
     hparams_file = _run_directory(conversion) / HPARAMS
     hparams = load_yaml(hparams_file)
-    record = {
-        "source": str(checkpoint),
-        "step": step,
-        "checkpoint": file_checksum(checkpoint / "common.pt"),
-        "to": conversion.to,
-        "dtype": conversion.dtype,
-        "tokenizer": tokenizer_digest(conversion.tokenizer_dir) if conversion.to == "huggingface" else None,
-    }
+    record = outputs.record_of(conversion, step, checkpoint, file_checksum(checkpoint / "common.pt"))
     if outputs.is_there(output, record):
         if rank == 0:
             print(f"{output}: is there already", flush=True)

@@ -24,6 +24,8 @@ from typing import Any
 from slipway.common.errors import UserError, escape
 from slipway.common.files import sync_path, write_atomic
 from slipway.trainer.checkpoint.store import UNFINISHED, unique
+from slipway.trainer.conversion.spec import Conversion
+from slipway.trainer.conversion.tokenizer_files import tokenizer_digest
 
 RECORD = "conversion.json"
 _KEY = "conversion.output"
@@ -36,6 +38,23 @@ _USER_ERRORS = (
 # How often a line is written where there is no terminal.
 _PIPE_SECONDS = 10.0
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def record_of(
+    conversion: Conversion, step: int, source: Path, identity: str, **more: str | None
+) -> dict[str, Any]:
+    """Return what a result is made of, and how; `identity` tells the source from any other."""
+    has_tokenizer, is_ours = conversion.to in ("huggingface", "slipway"), conversion.to == "slipway"
+    return {
+        "source": str(source),
+        "step": step,
+        "checkpoint": identity,
+        "to": conversion.to,
+        "dtype": conversion.dtype,
+        "shard_bytes": None if is_ours else conversion.shard_bytes,
+        "tokenizer": tokenizer_digest(conversion.tokenizer_dir) if has_tokenizer else None,
+        **more,
+    }
 
 
 class AnotherResult(UserError):

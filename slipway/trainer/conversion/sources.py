@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slipway.common.errors import UserError
@@ -14,15 +14,19 @@ from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.tensor_files import COMMON, INDEX_FILE, TensorFiles
 from slipway.trainer.conversion.dcp import DcpFiles
 from slipway.trainer.conversion.deepspeed import LATEST, DeepSpeedFiles
+from slipway.trainer.conversion.foreign import step_of
 from slipway.trainer.conversion.megatron_lm import LATEST as MEGATRON_LATEST
 from slipway.trainer.conversion.megatron_lm import MegatronLmFiles, is_legacy
 from slipway.trainer.conversion.safetensors_files import SafetensorsFiles
 
-_STEP = re.compile(r"(?:global_step|step|iter|checkpoint)?[-_=]?(\d+)")
-
-
 # Weights that are read one by one, under the names that their model has for them.
 Source = TensorFiles | SafetensorsFiles | DeepSpeedFiles
+_OPENED: Mapping[str, Callable[[Path, int | None], Source]] = {
+    "huggingface": lambda directory, _: SafetensorsFiles(directory),
+    "deepspeed": DeepSpeedFiles,
+    "megatron_lm": MegatronLmFiles,
+    "dcp": DcpFiles,
+}
 
 
 def recognise(directory: Path) -> WeightsFormat:
@@ -68,29 +72,14 @@ def open_source(directory: Path, source_format: WeightsFormat, step: int | None 
         If it is not of this format, is damaged, lacks the step, or is a checkpoint of another one.
     """
     _check_directory(directory)
-    source = _open(directory, source_format, step)
-    if step is not None and step_of(source) != step:
+    source = _OPENED[source_format](directory, step)
+    own = step_of(source.directory) or 0
+    if step is not None and own != step:
         raise UserError(
-            f"conversion.step={step}: {source.directory} is a single checkpoint, of step {step_of(source)} "
-            "by its name; expected that step, or the directory of all checkpoints as conversion.source"
+            f"conversion.step={step}: {source.directory} is a single checkpoint, of step {own} by its name; "
+            "expected that step, or the directory of all checkpoints as conversion.source"
         )
     return source
-
-
-def _open(directory: Path, source_format: WeightsFormat, step: int | None) -> Source:
-    if source_format == "deepspeed":
-        return DeepSpeedFiles(directory, step)
-    if source_format == "huggingface":
-        return SafetensorsFiles(directory)
-    if source_format == "megatron_lm":
-        return MegatronLmFiles(directory, step)
-    return DcpFiles(directory if (directory / INDEX_FILE).is_file() else _newest(directory, step))
-
-
-def step_of(source: Source) -> int:
-    """Return the step that the name of a checkpoint's directory ends in; 0 if it names none."""
-    match = _STEP.fullmatch(source.directory.name)
-    return int(match[1]) if match else 0
 
 
 def identity(source: Source) -> str:
@@ -122,18 +111,3 @@ def _format(directory: Path) -> WeightsFormat | None:
     if MEGATRON_LATEST in names or {INDEX_FILE, COMMON} <= names or is_legacy(directory):
         return "megatron_lm"
     return "dcp" if INDEX_FILE in names else None
-
-
-def _newest(directory: Path, step: int | None) -> Path:
-    steps = {
-        int(match[1]): path
-        for path in directory.iterdir()
-        if (match := _STEP.fullmatch(path.name)) and (path / INDEX_FILE).is_file()
-    }
-    if not steps:
-        raise UserError(
-            f"{directory}: no {INDEX_FILE}, so it is not a checkpoint of torch.distributed.checkpoint"
-        )
-    if step is not None and step not in steps:
-        raise UserError(f"conversion.step={step}: {directory} has {', '.join(map(str, sorted(steps)))}")
-    return steps[max(steps) if step is None else step]

@@ -95,15 +95,19 @@ def check_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
     skipped = _SENTINEL.partition("{")[0] if description.vocabulary.sentinels else None
     texts = [text for text in probe_texts(added) if skipped is None or skipped not in text]
     problem = _problem(directory, encode, texts, pieces)
-    if problem and FAST in files:
-        # Some classes of transformers take the vocabulary alone from the file, others are code of their own.
-        path = directory / OPTIONS
+    path = directory / OPTIONS
+    # Some classes of transformers take the vocabulary alone from the file, others are code of their own.
+    # transformers 5 takes Qwen2's class whatever the file says, unless that names code, which is not run.
+    for auto_map in ({}, {"auto_map": {"AutoTokenizer": [None, _CLASS]}}):
+        if not problem or not (auto_map or FAST in files):
+            continue
         options = read_mapping(path) if path.exists() else {}
         LOGGER.warning(
             "%s has %s in place of %s: %s", OPTIONS, _CLASS, options.get("tokenizer_class"), problem
         )
         options.pop("auto_map", None)
-        write_atomic(path, json.dumps({**options, "tokenizer_class": _CLASS}, indent=2) + "\n")
+        content = {**options, "tokenizer_class": _CLASS, **auto_map}
+        write_atomic(path, json.dumps(content, indent=2) + "\n")
         problem = _problem(directory, encode, texts, pieces)
     if problem:
         raise UserError(

@@ -89,6 +89,7 @@ def transformer_config(
         layernorm_epsilon=shape.norm_epsilon,
         layernorm_zero_centered_gamma=shape.zero_centered_gamma,
         add_bias_linear=shape.bias,
+        add_qkv_bias=shape.qkv_bias,
         gated_linear_unit=shape.activation.endswith("glu"),
         activation_func=function,
         bias_activation_fusion=fused,

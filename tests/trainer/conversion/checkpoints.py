@@ -14,7 +14,7 @@ from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.checkpoint.marker import FULLY_RESHARDABLE, Marker
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.checkpoint.tensor_files import TensorFilesWriter
-from slipway.trainer.conversion.weight_map import rows_of
+from slipway.trainer.conversion.families import rows_of
 
 Shape = tuple[int, ...]
 # The chunks in which a tensor is saved: the place of each, and its shape.

@@ -26,18 +26,18 @@ from slipway.trainer.conversion import check
 from slipway.trainer.conversion.check_report import Report, write_report
 from slipway.trainer.conversion.convert import convert, convert_checkpoint
 from slipway.trainer.conversion.export import plain_entries
+from slipway.trainer.conversion.families import rows_of
 from slipway.trainer.conversion.outputs import RECORD
 from slipway.trainer.conversion.safetensors_files import INDEX, Entry, SafetensorsFiles, write
 from slipway.trainer.conversion.spec import Conversion, read_conversion
-from slipway.trainer.conversion.weight_map import rows_of
 from tests.trainer.conversion.checkpoints import Shape, digest, grid, weights_of, write_checkpoint
-from tests.trainer.conversion.test_weight_map import STABLELM, description
+from tests.trainer.conversion.test_weight_map import QWEN2, STABLELM, description
 from tests.trainer.parity.test_parity import FAMILIES
 
 pytestmark = pytest.mark.trainer
 
 HALF = {**FAMILIES["gpt2"], "trainer.precision": "bf16", "model.megatron_amp_O2": True}
-MODELS = {**FAMILIES, "stablelm": STABLELM, "gpt2_bf16": HALF}
+MODELS = {**FAMILIES, "qwen2": QWEN2, "stablelm": STABLELM, "gpt2_bf16": HALF}
 
 
 def conversion(source: Path, output: Path, **changes: Any) -> Conversion:

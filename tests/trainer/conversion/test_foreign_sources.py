@@ -22,8 +22,7 @@ from slipway.trainer.checkpoint.reader import read_index
 from slipway.trainer.checkpoint.tensor_files import TensorFiles
 from slipway.trainer.conversion import __main__ as program
 from slipway.trainer.conversion import convert as conversions
-from slipway.trainer.conversion.huggingface import config_of
-from slipway.trainer.conversion.weight_map import rows_of
+from slipway.trainer.conversion.families import config_of, rows_of
 from tests.trainer.conversion.checkpoints import write_checkpoint
 from tests.trainer.conversion.test_weight_map import description
 from tests.trainer.parity.test_parity import FAMILIES

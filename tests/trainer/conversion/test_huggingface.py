@@ -43,6 +43,7 @@ pytestmark = pytest.mark.trainer
 
 SIZE, SEED = 301, 1234
 PROBE = "tests.trainer.conversion.logits_probe"
+QWEN2 = {**FAMILIES["llama"], "model.qkv_bias": True, "model.rotary_base": 1_000_000}
 _T5 = {**both("hidden_size", 48), "model.seq_length": 32, "model.data.seq_length_dec": 12}
 CASES: dict[str, dict[str, Any]] = {
     "gpt2": {},
@@ -61,6 +62,8 @@ CASES: dict[str, dict[str, Any]] = {
         "model.rotary_base": 500000,
         "model.scale_positional_embedding": True,
     },
+    "qwen2": QWEN2,
+    "qwen2_tied": {**QWEN2, "model.share_embeddings_and_output_weights": True},
     # GPT-3's improved sizes are such models.
     "stablelm": {
         **FAMILIES["llama"],
@@ -306,7 +309,7 @@ def test_keys_that_change_the_computation_are_reported(converted_models: Convert
     assert list(compatible.function_differences(description, description)) == []
 
 
-@pytest.mark.parametrize("case", ["gpt2", "gpt3", "llama2", "llama3_1", "stablelm"])
+@pytest.mark.parametrize("case", ["gpt2", "gpt3", "llama2", "llama3_1", "qwen2", "stablelm"])
 def test_the_keys_of_an_imported_model_make_the_same_model(
     converted_models: ConvertedModels, case: str
 ) -> None:

@@ -15,9 +15,8 @@ from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description, describe, description_from_json
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
-from slipway.trainer.conversion.huggingface import config_of, generation_config_of
-from slipway.trainer.conversion.huggingface_config import description_of
-from slipway.trainer.conversion.weight_map import Row, rows_of
+from slipway.trainer.conversion.families import config_of, description_of, generation_config_of, rows_of
+from slipway.trainer.conversion.weight_map import Row
 from slipway.trainer.data.vocabulary import Vocabulary
 from tests.trainer.conftest import config_with
 from tests.trainer.parity.test_parity import FAMILIES, both
@@ -25,6 +24,7 @@ from tests.trainer.parity.test_parity import FAMILIES, both
 pytestmark = pytest.mark.trainer
 
 STABLELM = {**FAMILIES["llama"], "model.normalization": "layernorm1p", "model.rotary_percentage": 0.5}
+QWEN2 = {**FAMILIES["llama"], "model.qkv_bias": True}
 SIZE, PADDED = 301, 304
 _BASE = {"exp_manager.explicit_log_dir": "/x", "model.data.data_impl": "mock"}
 
@@ -56,7 +56,8 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
         changes = {key: value for name, size in sizes.items() for key, value in both(name, size).items()}
         return {**FAMILIES[family], **changes}
     changes = {f"model.{name}": size for name, size in sizes.items()}
-    return {**FAMILIES[family], **changes, "model.bias": draw(st.booleans())}
+    biases = {key: draw(st.booleans()) for key in ("model.bias", "model.qkv_bias")}
+    return {**FAMILIES[family], **changes, **biases}
 
 
 @settings(deadline=None, max_examples=20)
@@ -76,7 +77,7 @@ def test_no_weight_changes_on_its_way_to_ours_and_back(changes: dict[str, Any], 
 
 
 def test_each_name_occurs_once() -> None:
-    for changes in (*FAMILIES.values(), STABLELM):
+    for changes in (*FAMILIES.values(), QWEN2, STABLELM):
         table = list(rows_of(description(changes)))
         theirs = [name for row in table for name in row.theirs]
         ours = [(row.ours, row.layer) for row in table if row.ours is not None]
@@ -135,6 +136,7 @@ def test_a_trained_bias_of_the_head_is_refused() -> None:
         ({**FAMILIES["llama"], "model.rotary_percentage": 0.5}, "model.rotary_percentage=0.5"),
         ({**FAMILIES["llama"], "model.activation": "relu"}, "model.activation=relu"),
         ({**STABLELM, "model.bias": True}, "model.bias=True"),
+        ({**QWEN2, "model.normalization": "layernorm"}, "model.normalization=LayerNorm"),
         (
             {**FAMILIES["t5"], "model.decoder.normalize_attention_scores": True},
             "model.decoder.normalize_attention_scores=True",

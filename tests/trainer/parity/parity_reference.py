@@ -57,6 +57,12 @@ def llama() -> Any:
     )
 
 
+def qwen2() -> Any:
+    config = transformers.Qwen2Config(**{**llama().config.to_dict(), "model_type": "qwen2"})
+    config._attn_implementation = "eager"
+    return transformers.Qwen2ForCausalLM(config)
+
+
 def t5(projection: str = "relu", tied: bool = True) -> Any:
     return transformers.T5ForConditionalGeneration(
         transformers.T5Config(
@@ -123,7 +129,7 @@ def exact_logits(model: Any, arguments: dict[str, Any]) -> Any:
 def main() -> None:
     torch.manual_seed(1)
     # Without 1 / sqrt(d) the scores of a T5 grow quickly, and its attention would look at one token alone.
-    makers = ((gpt2, 0.3), (llama, 0.3), (t5, 0.15), (t5_v1_1, 0.1))
+    makers = ((gpt2, 0.3), (llama, 0.3), (qwen2, 0.3), (t5, 0.15), (t5_v1_1, 0.1))
     references = {make.__name__: reference(make(), deviation) for make, deviation in makers}
     torch.save(references, Path(sys.argv[1]))
 

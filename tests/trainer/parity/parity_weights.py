@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from slipway.trainer.checkpoint.description import describe
 from slipway.trainer.config.settings import Settings
-from slipway.trainer.conversion.weight_map import Row, rows_of
+from slipway.trainer.conversion.families import rows_of
+from slipway.trainer.conversion.weight_map import Row
 from slipway.trainer.data.vocabulary import Vocabulary
 
 # A checkpoint names the norms by where Transformer Engine has them.

@@ -77,6 +77,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "t5": _T5,
     "t5_v1_1": {**_T5, **both("activation", "geglu"), "model.share_decoder_tokens_head_embeddings": False},
 }
+# Those that run with sequence parallelism; Qwen2 is Llama with a bias.
+_SEQUENCES = {
+    "gpt2": FAMILIES["gpt2"],
+    "llama": FAMILIES["llama"],
+    "qwen2": {**FAMILIES["llama"], "model.qkv_bias": True},
+}
 # One key of each is wrong.
 CONTROLS: dict[str, dict[str, Any]] = {
     "gpt2 epsilon": {"model.layernorm_epsilon": 1e-5},
@@ -103,9 +109,7 @@ def _cases(backends: tuple[str, ...], ranks: int) -> dict[str, dict[str, Any]]:
             name: {**common, **FAMILIES[name.split()[0]], **keys} for name, keys in CONTROLS.items()
         }
     sequence = {"model.sequence_parallel": True}
-    return cases | {
-        f"{name} sequence": {**common, **FAMILIES[name], **sequence} for name in ("gpt2", "llama")
-    }
+    return cases | {f"{name} sequence": {**common, **keys, **sequence} for name, keys in _SEQUENCES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +199,7 @@ def test_outputs_equal_those_of_hugging_face(
     _check(_on_a_gpu(_arguments(reference, configuration, cases, ranks))["cases"][name])
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", _SEQUENCES)
 def test_outputs_equal_hugging_faces_with_sequence_parallelism(
     results: dict[int, dict[str, Any]], family: str
 ) -> None:

@@ -1,0 +1,142 @@
+"""The families of Hugging Face's models: each is a module, and a name in `FAMILIES`.
+
+What a model computes with and no file of Hugging Face's can say is refused by the key that says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slipway.common.errors import UserError, suggest
+from slipway.trainer.checkpoint.description import Description
+from slipway.trainer.config.architecture import Architecture
+from slipway.trainer.conversion.config_options import CONFIG, token_ids, whole
+from slipway.trainer.conversion.families.family import Family
+from slipway.trainer.conversion.families.gpt2 import GPT2
+from slipway.trainer.conversion.families.llama import LLAMA
+from slipway.trainer.conversion.families.qwen2 import QWEN2
+from slipway.trainer.conversion.families.stablelm import STABLELM
+from slipway.trainer.conversion.families.t5 import T5
+from slipway.trainer.conversion.weight_map import NO_HEAD_BIAS, Row
+from slipway.trainer.data.vocabulary import Vocabulary
+
+FAMILIES: Mapping[str, Family] = {family.name: family for family in (GPT2, LLAMA, QWEN2, STABLELM, T5)}
+# The keys of special tokens.
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def family_of(decoder: Architecture, encoder: Architecture | None) -> Family:
+    """Return the family whose models compute what a decoder and an encoder do.
+
+    Raises
+    ------
+    UserError
+        Naming the key that the nearest family lacks, and what would have been valid.
+    """
+    candidates = [
+        family for family in FAMILIES.values() if family.is_encoder_decoder == (encoder is not None)
+    ]
+    mismatches = {family.name: list(family.mismatches(decoder, encoder)) for family in candidates}
+    family = min(candidates, key=lambda family: len(mismatches[family.name]))
+    for key, value, expected in mismatches[family.name]:
+        raise UserError(
+            f"{key}={value}: Hugging Face has no model of this kind with that; expected {expected}"
+        )
+    return family
+
+
+def check_trained(decoder: Architecture, encoder: Architecture | None) -> None:
+    """Raise UserError if the model that a training with these stacks will have cannot be converted."""
+    family_of(decoder, encoder)
+    if decoder.head_bias:
+        raise UserError(f"model.tokens_head_bias=True: {NO_HEAD_BIAS}")
+
+
+def rows_of(description: Description) -> Iterator[Row]:
+    """Yield the rows of a model; raise UserError naming the key that Hugging Face's models lack."""
+    yield from family_of(description.decoder, description.encoder).rows(description)
+
+
+def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
+    """Return the description of a model of Hugging Face's, with weights of 32 bits.
+
+    Parameters
+    ----------
+    config
+        The content of ``config.json``.
+    has_head
+        Whether the head's weights are beside the embedding's.
+
+    Raises
+    ------
+    UserError
+        If it is of another family, or our models lack one of its options.
+    """
+    name = str(config.get("model_type"))
+    if name not in FAMILIES:
+        valid = ", ".join(FAMILIES)
+        raise UserError(f"{CONFIG}: model_type={name}: expected one of {valid}{suggest(name, FAMILIES)}")
+    stated = {key: value for key, value in config.items() if value is not None}
+    decoder, encoder = FAMILIES[name].read(stated, has_head)
+    size, ends = whole("vocab_size", config.get("vocab_size")), token_ids(config, "eos_token_id")
+    padding = _token(config, "pad_token_id")
+    start = _token(config, "decoder_start_token_id" if encoder else "bos_token_id")
+    if encoder and start is None:
+        start = padding
+    # The vocabulary of a test may be smaller than the ids of published special tokens.
+    words = Vocabulary(size, ends[0] if ends else size - 1, CONFIG, start, padding)
+    tokens = {key: config[key] for key in _TOKENS if key in config}
+    return Description(decoder, encoder, words, size, "fp32", imported={"tokens": tokens})
+
+
+def _token(config: Mapping[str, Any], key: str) -> int | None:
+    """Return the id of a token, if there is one; the first Llamas' padding is -1, which is none."""
+    return None if config.get(key) == -1 else next(iter(token_ids(config, key)), None)
+
+
+def config_of(description: Description, dtype: str) -> dict[str, Any]:
+    """Return the content of ``config.json``.
+
+    Parameters
+    ----------
+    dtype
+        The type of its weights, such as ``bfloat16``.
+
+    Raises
+    ------
+    UserError
+        Naming the key that no family of Hugging Face's has.
+    """
+    decoder, encoder = description.decoder, description.encoder
+    family = family_of(decoder, encoder)
+    return {
+        "architectures": [family.model_class],
+        "model_type": family.name,
+        "vocab_size": description.vocabulary.size,
+        **family.write(decoder, encoder),
+        **_tokens(description),
+        "tie_word_embeddings": decoder.tied_embeddings,
+        "torch_dtype": dtype,
+        "use_cache": True,
+    }
+
+
+def generation_config_of(description: Description) -> dict[str, Any]:
+    """Return the content of ``generation_config.json``."""
+    stored: dict[str, Any] = description.imported.get("generation") or {}
+    return stored or {"_from_model_config": True, **_tokens(description)}
+
+
+def _tokens(description: Description) -> dict[str, Any]:
+    words, is_t5 = description.vocabulary, description.encoder is not None
+    tokens: dict[str, Any] = {"bos_token_id": words.start_or_end, "eos_token_id": words.end_of_text}
+    if is_t5:
+        # As in training (slipway.trainer.data.denoising).
+        tokens["pad_token_id"] = words.padding_or_end
+        tokens["decoder_start_token_id"] = words.start_or_end
+    elif words.padding is not None:
+        tokens["pad_token_id"] = words.padding
+    if ends := description.imported.get("ends"):
+        tokens["eos_token_id"] = ends
+    return dict(description.imported.get("tokens", tokens))
