@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.runs.paths import LaunchPaths
+from launcher.slurm.queue_flags import QueueFlags
 from slipway.arithmetic.gpus import Gpu
 
 
@@ -52,31 +53,15 @@ class Resources:
         return len(self.node_counts) > 1
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+@dataclass(frozen=True, kw_only=True)
+class Queue(QueueFlags):
     """The queue options of a job, in Slurm's words.
 
     `exclude` is the user's own: nodes that failed under the run's jobs are excluded when it is submitted.
     `further` holds other flags of sbatch, ``True`` for those without a value.
     """
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    reservation: str | None = None
-    constraint: str | None = None
-    nodelist: str | None = None
-    exclude: str | None = None
-    switches: str | None = None
-    licenses: str | None = None
-    begin: str | None = None
-    deadline: str | None = None
     dependency: str | None = None
-    requeue: bool | None = None
-    signal: str | None = None
-    mail_type: str | None = None
-    mail_user: str | None = None
-    comment: str | None = None
     further: Mapping[str, str | Literal[True]] = field(default_factory=dict)
 
 

@@ -38,10 +38,10 @@ from launcher.config.values import (
     UniqueOutputDir,
     Utilization,
     Whole,
-    Words,
     explain,
 )
 from launcher.errors import Mistakes
+from launcher.slurm.queue_flags import QueueFlags
 
 Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron", "megatron_lm"]
@@ -69,8 +69,10 @@ class GpuRow(StrictModel):
     )
 
 
-class ClusterConfig(StrictModel):
+class ClusterConfig(StrictModel, QueueFlags):  # type: ignore[misc]  # by its configuration it is frozen
     """The cluster that jobs run on, in Slurm's words; ``None`` leaves an option out.
+
+    Flags that are passed through are fields of `QueueFlags`.
 
     A field without a default has it in `conf/`. A new one needs a default here too, if launches that were
     stored before are to be rendered again.
@@ -81,22 +83,6 @@ class ClusterConfig(StrictModel):
     container: Line | None
     python: Line | None
     slurm_conf: Line | None
-    partition: Option
-    account: Option
-    qos: Option
-    reservation: Option
-    constraint: Option
-    nodelist: Words
-    exclude: Words
-    switches: Option
-    licenses: Words
-    begin: Option
-    deadline: Option
-    comment: Text | None
-    mail_type: Words
-    mail_user: Option
-    signal: Option
-    requeue: bool | None
     exclusive: Exclusive
     gpu_request: Literal["gpus_per_node", "gpus_per_task", "gres", "none"] | None
     gpus_per_task: GpuCount | None = Field(ge=0)

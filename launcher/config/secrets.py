@@ -7,6 +7,7 @@ import functools
 import operator
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ from launcher.secrecy import (
     secret_items,
     secrets_in,
 )
+from launcher.slurm.queue_flags import QueueFlags
 
 # NeMo's nodes, which are written into the configuration of the launch.
 NEMO_NODES = ("training.trainer", "training.exp_manager", "training.model")
 # Options that Slurm shows to everybody who asks for the job.
-_SHOWN_BY_SLURM = ("comment", "job_name_prefix", "mail_user", "licenses", "account", "reservation")
+_SHOWN_BY_SLURM = ("job_name_prefix", *(field.name for field in fields(QueueFlags)))
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 

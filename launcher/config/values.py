@@ -11,11 +11,14 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 
 from launcher.attained import InvalidEntry, attained
 from launcher.errors import UserError, did_you_mean, escape, nearest, setting
 from launcher.slurm.notations import parse_time_limit
+from launcher.slurm.queue_flags import Line as Line
+from launcher.slurm.queue_flags import Option as Option
+from launcher.slurm.queue_flags import Text as Text
+from launcher.slurm.queue_flags import as_text
 from launcher.slurm.sbatch_options import check_array, checked_name, checked_plugin_name, key_hint
 from slipway.common.sections import one_line
 
@@ -84,33 +87,12 @@ def _arguments(value: Any) -> Any:
     return _drop_nulls(value)
 
 
-def _as_text(value: Any) -> Any:
-    # YAML and Hydra read numbers where text is meant, and lose how they were written: 0042 is 34 to them,
-    # 1:30:00 is 5400. Whoever catches this knows the file and the override.
-    if isinstance(value, (int, float)):
-        raise PydanticCustomError("number_for_text", "text; a number needs quotes")
-    return value
-
-
-def _joined(value: Any) -> Any:
-    # Hydra takes a list on the command line more easily than a text with commas.
-    if isinstance(value, list):
-        return ",".join(str(item) for item in value if item is not None) or None
-    return _as_text(value)
-
-
-def _not_empty(value: str | None) -> str | None:
-    if value is not None and not value.strip():
-        raise ValueError("an empty value; null leaves the option out")
-    return value
-
-
 def _flag_value(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if not isinstance(value, (int, float, str)):
         raise ValueError("expected text, a number, or true for a flag without a value")
-    return one_line(_as_text(value))
+    return one_line(as_text(value))
 
 
 def _with_array(flags: dict[str, bool | str | None]) -> dict[str, bool | str | None]:
@@ -204,12 +186,7 @@ def _if_percent(value: float) -> str:
     return f"; did you mean {value / 100:g}?" if 1 <= value <= 100 else ""
 
 
-# Every text of ours reaches a script, where it is part of a line.
-Line = Annotated[str, AfterValidator(one_line)]
-Text = Annotated[Line, BeforeValidator(_as_text)]
 Whole = Annotated[int, BeforeValidator(_whole)]
-Option = Annotated[Text | None, AfterValidator(_not_empty)]
-Words = Annotated[Line | None, BeforeValidator(_joined), AfterValidator(_not_empty)]
 LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 Arguments = Annotated[list[Line], BeforeValidator(_arguments)]
 Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]

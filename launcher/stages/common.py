@@ -15,6 +15,7 @@ from launcher.errors import literal, nearest, setting_error
 from launcher.plan import REFERENCE, RENDEZVOUS, Chain, Job, Payload, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.slurm.cluster import gpus_in_gres
+from launcher.slurm.queue_flags import QueueFlags
 from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
 from launcher.stages.names_and_paths import check_variables, is_program, required_program
@@ -249,8 +250,7 @@ _EXCLUSIVE_FLAGS = (
 
 def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:
     """Return the queue options: the cluster's keys of the same names, and the run's dependency."""
-    names = {field.name for field in fields(Queue)} - {"dependency", "further"}
-    same = {name: getattr(cluster, name) for name in names}
+    same = {field.name: getattr(cluster, field.name) for field in fields(QueueFlags)}
     further = {
         flag: value
         for flag, value in (*cluster.sbatch.items(), *cluster.spank.items())
