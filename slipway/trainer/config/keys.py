@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slipway.trainer.config.architecture import ROWS
 from slipway.trainer.config.t5 import DECODER, ENCODER
 
 
@@ -67,6 +68,11 @@ def _each(node: str, names: str, status: Status) -> dict[str, Status]:
     """Return the entries of several keys below a node that have one status."""
     return dict.fromkeys((f"{node}.{name}" for name in names.split()), status)
 
+
+# The keys of the architecture, below the node of a stack or with `model`.
+_OF_ROWS: dict[str, Status] = {
+    key: Implemented(row.on_cpu) for row in ROWS.values() if row.read for key in (row.key, *row.also)
+}
 
 KEYS: dict[str, Status] = {
     # run: the launcher's own node
@@ -136,16 +142,12 @@ KEYS: dict[str, Status] = {
         _IMPLEMENTED,
     ),
     # model: architecture
+    **{f"model.{key.removeprefix('model.')}": status for key, status in _OF_ROWS.items()},
     "model.mcore_gpt": Refused((True, None), "the model is megatron-core's"),
     **_each(
         "model",
-        "encoder_seq_length max_position_embeddings num_layers hidden_size ffn_hidden_size "
-        "num_attention_heads num_query_groups kv_channels init_method_std use_scaled_init_method "
-        "hidden_dropout attention_dropout layernorm_epsilon layernorm_zero_centered_gamma normalization "
-        "activation openai_gelu bias position_embedding_type rotary_percentage rotary_base "
-        "rotary_interleaved seq_len_interpolation_factor scale_positional_embedding scale_factor "
-        "share_embeddings_and_output_weights make_vocab_size_divisible_by override_vocab_size "
-        "normalize_attention_scores seed",
+        "encoder_seq_length max_position_embeddings position_embedding_type "
+        "share_embeddings_and_output_weights seed",
         _IMPLEMENTED,
     ),
     "model.ffn_dropout": Refused((0, 0.0, None), "megatron-core's MLP has no dropout of its own"),
@@ -184,17 +186,11 @@ KEYS: dict[str, Status] = {
     **_each("model", "multi_latent_attention qk_layernorm", Refused((False, None), _ATTENTION)),
     "model.window_size": Refused((None,), _ATTENTION),
     # model: fusions and communication
-    "model.transformer_engine": Implemented(
-        on_cpu="Transformer Engine needs CUDA: megatron-core's local layers"
-    ),
-    # `attention_backend` has values of ours beside NeMo's auto and local.
     **_each(
         "model",
-        "attention_backend bias_dropout_add_fusion cross_entropy_loss_fusion deterministic_mode "
-        "distributed_timeout_minutes distributed_timeout_seconds_after_init gc_interval",
+        "deterministic_mode distributed_timeout_minutes distributed_timeout_seconds_after_init gc_interval",
         _IMPLEMENTED,
     ),
-    "model.bias_activation_fusion": Implemented(on_cpu="megatron-core's fused functions are slower on CPUs"),
     "model.masked_softmax_fusion": Irrelevant("a kernel of Apex"),
     "model.gradient_accumulation_fusion": Implemented(on_cpu="kernels of Transformer Engine and Apex"),
     "model.apply_rope_fusion": Implemented(on_cpu="Transformer Engine's kernels need CUDA"),
@@ -212,11 +208,6 @@ KEYS: dict[str, Status] = {
     # Megatron-LM's: a mean over the unmasked tokens of a global batch, and not one of micro batches' means.
     "model.calculate_per_token_loss": Refused((True, None), "every token of a global batch weighs the same"),
     # model: recomputing activations
-    **_each(
-        "model",
-        "activations_checkpoint_granularity activations_checkpoint_method activations_checkpoint_num_layers",
-        _IMPLEMENTED,
-    ),
     **_each(
         "model",
         "num_micro_batches_with_partial_activation_checkpoints activations_checkpoint_layers_per_pipeline",
@@ -277,24 +268,20 @@ _T5_ALONE = "megatron-core 0.16's T5Model has none"
 _ONE_CHUNK = "the embeddings and the head are where both stacks are"
 
 # The keys of one stack: model.<name> of a GPT, model.encoder.<name> and model.decoder.<name> of a T5.
-_OF_A_STACK = """
-    num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels
-    init_method_std use_scaled_init_method hidden_dropout attention_dropout ffn_dropout layernorm_epsilon
-    layernorm_zero_centered_gamma normalization activation openai_gelu bias position_embedding_type
-    rotary_percentage rotary_base transformer_block_type normalize_attention_scores headscale
-    apply_query_key_layer_scaling fp32_residual_connection persist_layer_norm bias_activation_fusion
-    bias_dropout_add_fusion masked_softmax_fusion onnx_safe grad_div_ar_fusion
-    activations_checkpoint_granularity activations_checkpoint_method activations_checkpoint_num_layers
+_OTHERS_OF_A_STACK = """
+    position_embedding_type ffn_dropout transformer_block_type headscale apply_query_key_layer_scaling
+    fp32_residual_connection persist_layer_norm masked_softmax_fusion onnx_safe grad_div_ar_fusion
 """
+_OF_A_STACK = (*(key for key in _OF_ROWS if "." not in key), *_OTHERS_OF_A_STACK.split())
 _OF_A_GPT = (
-    *(f"model.{name}" for name in _OF_A_STACK.split()),
+    *(f"model.{name}" for name in _OF_A_STACK),
     *("model.mcore_gpt", "model.encoder_seq_length", "model.share_embeddings_and_output_weights"),
     *("model.attention_type", "model.num_micro_batches_with_partial_activation_checkpoints"),
     "model.activations_checkpoint_layers_per_pipeline",
     *(f"model.data.{name}" for name in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")),
 )
 _OF_A_T5_STACK: dict[str, Status] = {
-    **{name: KEYS[f"model.{name}"] for name in _OF_A_STACK.split()},
+    **{name: KEYS[f"model.{name}"] for name in _OF_A_STACK},
     "arch": Refused(("transformer", None), _T5_ALONE),
     **dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"), _IMPLEMENTED),
     "relative_position_bias_self_attention_only": Refused((True, None), _T5_ALONE),
@@ -306,6 +293,7 @@ T5_KEYS: dict[str, Status] = {
     "model.mcore_t5": Refused((True, None), "the model is megatron-core's"),
     **_each("model", "seq_length share_decoder_tokens_head_embeddings tokens_head_bias", _IMPLEMENTED),
     "model.share_token_embeddings": Refused((True, None), _T5_ALONE),
+    "model.qkv_bias": Refused((False, None), "only a GPT has a bias on queries, keys and values alone"),
     **_each("model", "pre_process post_process", Refused((True, None), _ONE_CHUNK)),
     # model: parallelism
     "model.pipeline_model_parallel_size": Refused(
