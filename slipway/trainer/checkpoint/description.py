@@ -19,9 +19,10 @@ from slipway.trainer.config.architecture import (
     Rope,
     read_architecture,
 )
+from slipway.trainer.config.rows import read_rows
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.config.t5 import is_t5, read_denoising, read_stacks
-from slipway.trainer.config.tokenizer import Tokenizer, read_tokenizer
+from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.config.values import Values
 from slipway.trainer.data.identity import TOKENIZER, Identity
 from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
@@ -111,7 +112,7 @@ def description_of_model(flat: Mapping[str, Any], padded: int, precision: Precis
     """
     values, t5 = Values(flat), is_t5(flat)
     encoder, decoder = read_stacks(values) if t5 else (None, read_architecture(values))
-    tokenizer = read_tokenizer(values)
+    tokenizer = read_rows(Tokenizer, values)
     vocabulary = read_vocabulary(tokenizer, mock=values.raw("model.data.data_impl") == "mock")
     if t5:
         vocabulary = vocabulary.with_sentinels(read_denoising(values).sentinels)

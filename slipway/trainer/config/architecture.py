@@ -1,17 +1,14 @@
-"""The shape of a stack of layers, a GPT or one of a T5's two, from NeMo's ``model.*`` keys.
-
-A key is a row, a field of `Architecture`: the tables of keys, the checkpoint's description, the comparison
-with a checkpoint and megatron-core's options are made of the rows.
-"""
+"""The shape of a stack of layers, a GPT or one of a T5's two, from NeMo's ``model.*`` keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
+from typing import Annotated, Literal, get_args
 
 from slipway.common.errors import UserError
+from slipway.trainer.config.rows import NUMBER, OFF, ON, SIZE, Reader, Row, read_rows, rows_of
 from slipway.trainer.config.values import Values
 
 
@@ -66,17 +63,12 @@ class Relative:
     max_distance: int
 
 
-# --- readers of one key, which may look at its neighbours
-
-Reader = Callable[[Values, str], Any]
-
-_SIZE: Reader = partial(Values.integer, minimum=1)
-_NUMBER: Reader = partial(Values.number, minimum=0.0)
 _DROPOUT: Reader = partial(Values.number, default=0.1, minimum=0.0, below=1.0)
-_ON: Reader = partial(Values.flag, default=True)
-_OFF: Reader = partial(Values.flag, default=False)
 _SCALING = ("model.seq_len_interpolation_factor", "model.scale_positional_embedding", "model.scale_factor")
 _BACKEND: Reader = partial(Values.choice, valid=get_args(AttentionBackend), default="auto")
+
+
+# --- readers of a key that look at its neighbours
 
 
 def _beside(key: str, name: str) -> str:
@@ -175,49 +167,24 @@ def _recompute(values: Values, key: str) -> Recompute | None:
     return Recompute("full", "block", layers) if layers else None
 
 
-# --- the rows
-
-
-@dataclass(frozen=True)
-class Row:
-    """A key of a model, and what follows from it.
-
-    `key` is NeMo's, below the node of a stack or whole, and `also` are further keys that its reader takes;
-    `read_stack` itself reads one without a reader. Its value decides the `shapes` of the weights, the
-    `function` that they compute, or neither, so that it may change between launches. `megatron` is
-    megatron-core's option of the same value, and `on_cpu` says why a CPU has no use for the key.
-    """
-
-    key: str
-    read: Reader | None = None
-    decides: Literal["shapes", "function"] | None = None
-    megatron: str | None = None
-    also: tuple[str, ...] = ()
-    on_cpu: str | None = None
-
-    def key_in(self, node: str) -> str:
-        """Return the whole key in the node of a stack."""
-        return self.key if self.key.startswith("model.") else f"{node}.{self.key}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A stack of transformer layers with its embeddings; sizes count elements, `seq_length` tokens."""
 
-    num_layers: Annotated[int, Row("num_layers", _SIZE, "shapes", "num_layers")]
-    hidden_size: Annotated[int, Row("hidden_size", _SIZE, "shapes", "hidden_size")]
+    num_layers: Annotated[int, Row("num_layers", SIZE, "shapes", "num_layers")]
+    hidden_size: Annotated[int, Row("hidden_size", SIZE, "shapes", "hidden_size")]
     ffn_hidden_size: Annotated[int, Row("ffn_hidden_size", _ffn_hidden_size, "shapes", "ffn_hidden_size")]
-    num_attention_heads: Annotated[int, Row("num_attention_heads", _SIZE, "shapes", "num_attention_heads")]
+    num_attention_heads: Annotated[int, Row("num_attention_heads", SIZE, "shapes", "num_attention_heads")]
     num_query_groups: Annotated[int, Row("num_query_groups", _query_groups, "shapes", "num_query_groups")]
     kv_channels: Annotated[int, Row("kv_channels", _kv_channels, "shapes", "kv_channels")]
     # By sqrt(kv_channels); the paper's T5 leaves that to the initialization.
-    normalize_scores: Annotated[bool, Row("normalize_attention_scores", _ON, "function")]
+    normalize_scores: Annotated[bool, Row("normalize_attention_scores", ON, "function")]
     seq_length: Annotated[int, Row("model.encoder_seq_length")]
     max_positions: Annotated[int, Row("model.max_position_embeddings", None, "shapes")]
     position: Annotated[Position, Row("position_embedding_type", None, "shapes")]
     relative: Annotated[Relative | None, Row("relative_attention_num_buckets", None, "shapes")]
-    rotary_percentage: Annotated[float, Row("rotary_percentage", partial(_NUMBER, default=1.0), "function")]
-    rotary_base: Annotated[int, Row("rotary_base", partial(_SIZE, default=10000), "function")]
+    rotary_percentage: Annotated[float, Row("rotary_percentage", partial(NUMBER, default=1.0), "function")]
+    rotary_base: Annotated[int, Row("rotary_base", partial(SIZE, default=10000), "function")]
     rope: Annotated[Rope, Row("model.rotary_interleaved", _rope, "function", also=_SCALING)]
     activation: Annotated[str, Row("activation", _activation, "shapes", also=("openai_gelu",))]
     normalization: Annotated[
@@ -227,9 +194,9 @@ class Architecture:
         bool, Row("layernorm_zero_centered_gamma", _one_plus, "shapes", "layernorm_zero_centered_gamma")
     ]
     norm_epsilon: Annotated[
-        float, Row("layernorm_epsilon", partial(_NUMBER, default=1e-5), "function", "layernorm_epsilon")
+        float, Row("layernorm_epsilon", partial(NUMBER, default=1e-5), "function", "layernorm_epsilon")
     ]
-    bias: Annotated[bool, Row("bias", _ON, "shapes", "add_bias_linear")]
+    bias: Annotated[bool, Row("bias", ON, "shapes", "add_bias_linear")]
     # Of queries, keys and values alone, which `bias` gives to all matrices; earlier markers lack it.
     qkv_bias: Annotated[bool, Row("model.qkv_bias", _qkv_bias, "shapes", "add_qkv_bias")] = False
     tied_embeddings: Annotated[bool, Row("model.share_embeddings_and_output_weights", None, "shapes")]
@@ -241,19 +208,19 @@ class Architecture:
     hidden_dropout: Annotated[float, Row("hidden_dropout", _DROPOUT, megatron="hidden_dropout")]
     attention_dropout: Annotated[float, Row("attention_dropout", _DROPOUT, megatron="attention_dropout")]
     init_std: Annotated[
-        float, Row("init_method_std", partial(_NUMBER, default=0.02), megatron="init_method_std")
+        float, Row("init_method_std", partial(NUMBER, default=0.02), megatron="init_method_std")
     ]
-    scaled_init: Annotated[bool, Row("use_scaled_init_method", _ON)]
+    scaled_init: Annotated[bool, Row("use_scaled_init_method", ON)]
     bias_activation_fusion: Annotated[
-        bool, Row("bias_activation_fusion", _ON, on_cpu="megatron-core's fused functions are slower on CPUs")
+        bool, Row("bias_activation_fusion", ON, on_cpu="megatron-core's fused functions are slower on CPUs")
     ]
-    bias_dropout_fusion: Annotated[bool, Row("bias_dropout_add_fusion", _ON, megatron="bias_dropout_fusion")]
-    loss_fusion: Annotated[bool, Row("model.cross_entropy_loss_fusion", _OFF)]
+    bias_dropout_fusion: Annotated[bool, Row("bias_dropout_add_fusion", ON, megatron="bias_dropout_fusion")]
+    loss_fusion: Annotated[bool, Row("model.cross_entropy_loss_fusion", OFF)]
     transformer_engine: Annotated[
         bool,
         Row(
             "model.transformer_engine",
-            _OFF,
+            OFF,
             on_cpu="Transformer Engine needs CUDA: megatron-core's local layers",
         ),
     ]
@@ -269,9 +236,7 @@ class Architecture:
     ]
 
 
-ROWS: Mapping[str, Row] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(Architecture, include_extras=True).items()
-}
+ROWS = rows_of(Architecture)
 
 
 def read_architecture(values: Values) -> Architecture:
@@ -315,12 +280,13 @@ def read_stack(
         If a value is invalid, or two values contradict each other.
     """
     is_t5 = "relative" in positions
-    read = {name: row.read(values, row.key_in(node)) for name, row in ROWS.items() if row.read}
-    return Architecture(
-        **read,
+    return read_rows(
+        Architecture,
+        values,
+        node,
         seq_length=seq_length,
         max_positions=max_positions,
-        position=cast(Position, values.choice(ROWS["position"].key_in(node), positions, "learned_absolute")),
+        position=values.choice(ROWS["position"].key_in(node), positions, "learned_absolute"),
         relative=_relative(values, node) if is_t5 else None,
         tied_embeddings=tied,
         head_bias=is_t5 and tied and values.flag("model.tokens_head_bias", True),
