@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from launcher.config.schema import Assumptions, ContainerOptions
 from launcher.runs.paths import LaunchPaths
 from launcher.slurm.queue_flags import QueueFlags
 from slipway.arithmetic.gpus import Gpu
@@ -82,33 +83,12 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerOptions:
-    """Options of a container; ``None`` leaves them to the site.
-
-    `stage_to` is a directory of each node's own that the image file is copied to before the tasks start;
-    `gpu_flag` is what makes the GPUs visible where Apptainer, or Singularity, starts the tasks.
-    """
-
-    runtime: Literal["pyxis", "apptainer", "singularity"] = "pyxis"
-    gpu_flag: Literal["nv", "rocm"] | None = "nv"
-    stage_to: str | None = None
-    mount_home: bool | None = None
-    writable: bool | None = None
-    remap_root: bool | None = None
-    entrypoint: bool | None = None
-    workdir: str | None = None
-    name: str | None = None
-    env: tuple[str, ...] = ()
-    save: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Container:
     """The image that the tasks run in, with what it sees of the host."""
 
     image: str
     mounts: tuple[Mount, ...]
-    options: ContainerOptions = ContainerOptions()
+    options: ContainerOptions = field(default_factory=ContainerOptions)
 
     @property
     def is_file(self) -> bool:
@@ -237,21 +217,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Assumptions:
-    """The user's settings of the estimates: see `estimates` in conf/config.yaml.
-
-    `mfu` is a part of the GPUs' dense peak; `gpu_hour_price` is of one GPU; `memory_margin` is the part of a
-    GPU's memory that the estimate has no say in; `attained` changes constants of the speed model
-    (launcher/attained.py).
-    """
-
-    mfu: float | None = None
-    gpu_hour_price: float | None = None
-    memory_margin: float = 0.05
-    attained: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """A launch of a run: where it goes, and the job that it is.
 
@@ -263,4 +228,4 @@ class Plan:
     scheduler: str
     slurm_conf: str | None
     job: Job
-    assumptions: Assumptions = Assumptions()
+    assumptions: Assumptions = field(default_factory=Assumptions)

@@ -1,6 +1,7 @@
 """The configuration of a launch, read strictly; the nodes of its stages are in `stage_schema`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -42,6 +43,7 @@ from launcher.config.values import (
 )
 from launcher.errors import Mistakes
 from launcher.slurm.queue_flags import QueueFlags
+from slipway.common.sections import Section
 
 Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron", "megatron_lm"]
@@ -123,20 +125,25 @@ def _changes(value: Any) -> Any:
 StageChanges = Annotated[dict[str, Any], BeforeValidator(_changes)]
 
 
-class ContainerOptionsConfig(StrictModel):
-    """Options of the container; ``None`` leaves them to the site's `enroot.conf` and `plugstack.conf`."""
+@dataclass(frozen=True)
+class ContainerOptions(Section):
+    """Options of a container; ``None`` leaves them to the site's `enroot.conf` and `plugstack.conf`.
 
-    runtime: Literal["pyxis", "apptainer", "singularity"]
+    `stage_to` is a directory of each node's own that the image file is copied to before the tasks start;
+    `gpu_flag` is what makes the GPUs visible where Apptainer, or Singularity, starts the tasks.
+    """
+
+    runtime: Literal["pyxis", "apptainer", "singularity"] = "pyxis"
     gpu_flag: Literal["nv", "rocm"] | None = "nv"
-    stage_to: Line | None
-    mount_home: bool | None
-    writable: bool | None
-    remap_root: bool | None
-    entrypoint: bool | None
-    workdir: Line | None
-    name: Line | None
-    env: LineList
-    save: Line | None
+    stage_to: Line | None = None
+    mount_home: bool | None = None
+    writable: bool | None = None
+    remap_root: bool | None = None
+    entrypoint: bool | None = None
+    workdir: Line | None = None
+    name: Line | None = None
+    env: LineList = field(default_factory=list)
+    save: Line | None = None
 
 
 class ImageJob(StrictModel):
@@ -178,13 +185,19 @@ class Resilience(StrictModel):
     nodes: NodeRange | None
 
 
-class Estimates(StrictModel):
-    """Settings of the estimates of time, cost and memory."""
+@dataclass(frozen=True)
+class Assumptions(Section):
+    """The user's settings of the estimates of time, cost and memory.
 
-    mfu: Utilization | None
-    gpu_hour_price: float | None = Field(ge=0, allow_inf_nan=False)
-    memory_margin: Share
-    attained: Constants
+    `mfu` is a part of the GPUs' dense peak; `gpu_hour_price` is of one GPU; `memory_margin` is the part of a
+    GPU's memory that the estimate has no say in; `attained` changes constants of the speed model
+    (launcher/attained.py).
+    """
+
+    mfu: Utilization | None = None
+    gpu_hour_price: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
+    memory_margin: Share = 0.05
+    attained: Constants = field(default_factory=dict)
 
 
 class RunConfig(StrictModel):
@@ -204,7 +217,7 @@ class RunConfig(StrictModel):
     megatron_lm_path: Line
     container: Line | None
     container_mounts: LineList
-    container_options: ContainerOptionsConfig
+    container_options: ContainerOptions
     image_job: ImageJob
     env_vars: dict[Line, Text | None]
     env_expand: dict[Line, Text | None] = Field(default_factory=dict)
@@ -213,7 +226,7 @@ class RunConfig(StrictModel):
     numa_mapping: NumaMapping
     enable_vboost: bool
     resilience: Resilience
-    estimates: Estimates
+    estimates: Assumptions
     dry_run: bool
     cluster: ClusterConfig
     stage_cluster: dict[StageName, StageChanges]

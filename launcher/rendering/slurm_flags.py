@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
+from launcher.config.schema import ContainerOptions
 from launcher.errors import UserError
-from launcher.plan import Container, ContainerOptions, Job, Mount, Plan, Resources
+from launcher.plan import Container, Job, Mount, Plan, Resources
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
 from launcher.slurm.queue_flags import QueueFlags
 from launcher.slurm.srun_options import step_options

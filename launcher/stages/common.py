@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import ClusterConfig, ContainerOptionsConfig, RunConfig
+from launcher.config.schema import ClusterConfig, ContainerOptions, RunConfig
 from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import literal, nearest, setting_error
 from launcher.plan import REFERENCE, RENDEZVOUS, Chain, Job, Payload, Queue, Resources
@@ -80,7 +80,7 @@ def stage_job(
     )
 
 
-def _check_step(cluster: ClusterConfig, container_options: ContainerOptionsConfig) -> None:
+def _check_step(cluster: ClusterConfig, container_options: ContainerOptions) -> None:
     """Refuse what another key sets, and a word that srun would run in place of the tasks' script."""
     for first in cluster.task_prefix[:1]:
         if first.startswith("-") or not is_program(first):
