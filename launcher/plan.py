@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.config.schema import Assumptions, ContainerOptions
+from launcher.config.schema import Assumptions, ContainerOptions, NumaMapping
 from launcher.runs.paths import LaunchPaths
 from launcher.slurm.queue_flags import QueueFlags
 from slipway.arithmetic.gpus import Gpu
@@ -120,20 +120,6 @@ class Payload:
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
-    """The cores of each task: whole physical ones of its GPU's NUMA node, shared with no other task.
-
-    `all_threads` takes in all hardware threads of a core. `balanced` gives each task as many cores;
-    `max_cores` is ``None`` for all there are.
-    """
-
-    all_threads: bool
-    balanced: bool
-    min_cores: int
-    max_cores: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Profile:
     """The ranks that run under nsys, its traces, and the directory of its reports."""
 
@@ -194,7 +180,7 @@ class Job:
     mpi: str | None = None
     srun_args: tuple[str, ...] = ()
     task_prefix: tuple[str, ...] = ()
-    binding: Binding | None = None
+    binding: NumaMapping | None = None
     profile: Profile | None = None
     vboost: bool = False
     chain: Chain = Chain()

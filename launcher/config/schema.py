@@ -155,7 +155,11 @@ class ImageJob(StrictModel):
 
 
 class NumaMapping(StrictModel):
-    """The cores that each task runs on, in the NeMo launcher's words, for its one mode."""
+    """The cores that each task runs on, in the NeMo launcher's words, for its one mode.
+
+    They are whole physical ones of its GPU's NUMA node, shared with no other task. `balanced` gives each task
+    as many cores; `max_cores` is ``None`` for all there are.
+    """
 
     enable: bool
     mode: Literal["unique_contiguous"]
