@@ -85,15 +85,11 @@ def secret_references(tree: DictConfig, resolved: Any) -> dict[str, str]:
     return references
 
 
-def values_of(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def values_of(node: Any) -> Iterator[tuple[str, Any]]:
     """Yield the values and the lists of a configuration, each with its key; an item has that of its list."""
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from values_of(value, (*path, str(name)))
-        return
-    yield ".".join(path), node
-    for value in node if isinstance(node, list | tuple) else ():
-        yield from values_of(value, path)
+    for path, value in nodes(node):
+        if not isinstance(value, dict):
+            yield ".".join(str(part) for part in path if not isinstance(part, int)), value
 
 
 def _check(key: str, value: str | int, known: Known) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -68,13 +68,19 @@ def expand_home(path: str) -> str:
     return _HOME.sub(lambda _: str(Path.home()), path, count=1) if _HOME.match(path) else path
 
 
-def with_home(node: Any, key: str = "") -> Any:
+def with_texts(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+    """Return a configuration with all texts changed, by a function of the key and the text."""
+    if isinstance(node, Mapping):
+        start = f"{key}." if key else ""
+        return {name: with_texts(child, change, f"{start}{name}") for name, child in node.items()}
+    if isinstance(node, list | tuple):
+        return [with_texts(child, change, key) for child in node]
+    return change(key, node) if isinstance(node, str) else node
+
+
+def with_home(node: Any) -> Any:
     """Return the values of a configuration with the user's home, but for what a shell or program expands."""
-    if isinstance(node, dict):
-        return {name: with_home(value, f"{key}.{name}") for name, value in node.items()}
-    if isinstance(node, list):
-        return [with_home(value, key) for value in node]
-    return expand_home(node) if isinstance(node, str) and not AS_WRITTEN.search(key) else node
+    return with_texts(node, lambda key, text: text if AS_WRITTEN.search(key) else expand_home(text))
 
 
 def _arguments(value: Any) -> Any:
