@@ -424,7 +424,7 @@ def _builds_on_next(node: yaml.MappingNode) -> bool:
 
 
 def _unknown(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
-    """Yield the groups and the keys of a root file that there are not, with their lines."""
+    """Yield a mistake for each unknown group and each unknown key of a root file."""
     for name, choice, line in _choices(node):
         known = name in GROUPS or name.startswith("hydra/") or any((root / name).is_dir() for root in roots)
         if not known and choice not in ("null", "~", ""):
@@ -436,8 +436,8 @@ def _unknown(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Itera
 
 
 def _unknown_entry(path: Path, line: int, name: str, text: str, valid: Iterable[str]) -> UserError:
-    near = nearest(name, valid)
-    hint = way(name) or (f"did you mean {near[0]!r}?" if near else "remove this line")
+    near = did_you_mean(name, valid, MOST_KEYS) or ""
+    hint = way(name) or (near if near.startswith("did") else f"remove this line; {near}")
     return UserError(escape(text), source=f"from {escape(display_path(path))}:{line}", hint=hint)
 
 
