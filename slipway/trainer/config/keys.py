@@ -20,7 +20,7 @@ from slipway.trainer.config.resume import Resume
 from slipway.trainer.config.rows import keys_read
 from slipway.trainer.config.saving import Saving
 from slipway.trainer.config.settings import Output, Settings
-from slipway.trainer.config.t5 import DECODER, ENCODER
+from slipway.trainer.config.t5 import DECODER, ENCODER, Denoising
 from slipway.trainer.config.tokenizer import Tokenizer
 
 
@@ -260,9 +260,9 @@ T5_KEYS: dict[str, Status] = {
     "model.virtual_pipeline_model_parallel_size": Refused((1, None), "there is one pipeline stage"),
     "model.context_parallel_size": Refused((1, None), "a T5's targets are too short to be cut"),
     # model: tokenizer and data
-    "model.tokenizer.num_sentinel_tokens": _IMPLEMENTED,
     "model.override_vocab_size": Refused((None,), "the sentinels follow the tokenizer's own tokens"),
-    **_each("model.data", "seq_length_dec masked_lm_prob mean_ngram_size", _IMPLEMENTED),
+    **{key: _IMPLEMENTED for key, _ in keys_read(Denoising)},
+    "model.data.seq_length_dec": _IMPLEMENTED,
     "model.data.dataset_type": Refused(("t5", None), "only T5's span corruption is in this version"),
     **_each("model.data", "geometric_dist max_ngram_size", _SPANS),
     "model.data.whole_word_masking": Irrelevant("spans are of tokens, as in the paper"),
