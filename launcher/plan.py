@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from launcher.config.schema import Assumptions, ContainerOptions, NumaMapping
 from launcher.runs.paths import LaunchPaths
+from launcher.slurm.queue_flags import QueueFlags
 from slipway.arithmetic.gpus import Gpu
 
 
@@ -52,31 +54,15 @@ class Resources:
         return len(self.node_counts) > 1
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+@dataclass(frozen=True, kw_only=True)
+class Queue(QueueFlags):
     """The queue options of a job, in Slurm's words.
 
     `exclude` is the user's own: nodes that failed under the run's jobs are excluded when it is submitted.
     `further` holds other flags of sbatch, ``True`` for those without a value.
     """
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    reservation: str | None = None
-    constraint: str | None = None
-    nodelist: str | None = None
-    exclude: str | None = None
-    switches: str | None = None
-    licenses: str | None = None
-    begin: str | None = None
-    deadline: str | None = None
     dependency: str | None = None
-    requeue: bool | None = None
-    signal: str | None = None
-    mail_type: str | None = None
-    mail_user: str | None = None
-    comment: str | None = None
     further: Mapping[str, str | Literal[True]] = field(default_factory=dict)
 
 
@@ -97,33 +83,12 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerOptions:
-    """Options of a container; ``None`` leaves them to the site.
-
-    `stage_to` is a directory of each node's own that the image file is copied to before the tasks start;
-    `gpu_flag` is what makes the GPUs visible where Apptainer, or Singularity, starts the tasks.
-    """
-
-    runtime: Literal["pyxis", "apptainer", "singularity"] = "pyxis"
-    gpu_flag: Literal["nv", "rocm"] | None = "nv"
-    stage_to: str | None = None
-    mount_home: bool | None = None
-    writable: bool | None = None
-    remap_root: bool | None = None
-    entrypoint: bool | None = None
-    workdir: str | None = None
-    name: str | None = None
-    env: tuple[str, ...] = ()
-    save: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Container:
     """The image that the tasks run in, with what it sees of the host."""
 
     image: str
     mounts: tuple[Mount, ...]
-    options: ContainerOptions = ContainerOptions()
+    options: ContainerOptions = field(default_factory=ContainerOptions)
 
     @property
     def is_file(self) -> bool:
@@ -152,20 +117,6 @@ class Payload:
     save_signal: Literal["USR1", "TERM"] = "USR1"
     nodes_key: str | None = None
     array_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """The cores of each task: whole physical ones of its GPU's NUMA node, shared with no other task.
-
-    `all_threads` takes in all hardware threads of a core. `balanced` gives each task as many cores;
-    `max_cores` is ``None`` for all there are.
-    """
-
-    all_threads: bool
-    balanced: bool
-    min_cores: int
-    max_cores: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +180,7 @@ class Job:
     mpi: str | None = None
     srun_args: tuple[str, ...] = ()
     task_prefix: tuple[str, ...] = ()
-    binding: Binding | None = None
+    binding: NumaMapping | None = None
     profile: Profile | None = None
     vboost: bool = False
     chain: Chain = Chain()
@@ -252,21 +203,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Assumptions:
-    """The user's settings of the estimates: see `estimates` in conf/config.yaml.
-
-    `mfu` is a part of the GPUs' dense peak; `gpu_hour_price` is of one GPU; `memory_margin` is the part of a
-    GPU's memory that the estimate has no say in; `attained` changes constants of the speed model
-    (launcher/attained.py).
-    """
-
-    mfu: float | None = None
-    gpu_hour_price: float | None = None
-    memory_margin: float = 0.05
-    attained: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """A launch of a run: where it goes, and the job that it is.
 
@@ -278,4 +214,4 @@ class Plan:
     scheduler: str
     slurm_conf: str | None
     job: Job
-    assumptions: Assumptions = Assumptions()
+    assumptions: Assumptions = field(default_factory=Assumptions)

@@ -27,9 +27,10 @@ from launcher.config.compose import CONF_DIR  # noqa: E402
 from launcher.config.overrides import STAGES  # noqa: E402
 from launcher.config.schema import RunConfig  # noqa: E402
 from launcher.config.sources import Sources, TreeFile  # noqa: E402
-from launcher.config.values import Arguments, Words, fields_of, models_in  # noqa: E402
+from launcher.config.values import Arguments, fields_of, models_in  # noqa: E402
 from launcher.images.recipes import GROUP as IMAGE  # noqa: E402
 from launcher.images.recipes import RecipeConfig  # noqa: E402
+from launcher.slurm.queue_flags import Words  # noqa: E402
 from scripts.generated_pages import main  # noqa: E402
 
 _INTRODUCTION = """\

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -412,7 +412,7 @@ def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
             break
         if not isinstance(node, yaml.MappingNode):
             break
-        mistakes += [*_unknown_groups(path, node, roots), *_unknown_keys(path, node)]
+        mistakes += _unknown(path, node, roots)
         if not _builds_on_next(node):
             return [*mistakes, *_missing(path, node, roots[-1] / f"{MAIN}.yaml")]
     return mistakes
@@ -423,29 +423,22 @@ def _builds_on_next(node: yaml.MappingNode) -> bool:
     return any(getattr(entry, "value", None) == MAIN for entries in lists for entry in entries)
 
 
-def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
+def _unknown(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
+    """Yield a mistake for each unknown group and each unknown key of a root file."""
     for name, choice, line in _choices(node):
         known = name in GROUPS or name.startswith("hydra/") or any((root / name).is_dir() for root in roots)
-        if known or choice in ("null", "~", ""):
-            continue
-        near = did_you_mean(name, GROUPS) or ""
-        yield UserError(
-            f"{escape(name)}={escape(choice)}: there is no such group",
-            source=f"from {escape(display_path(path))}:{line}",
-            hint=way(name) or (near if near.startswith("did") else f"take the line out; {near}"),
-        )
-
-
-def _unknown_keys(path: Path, node: yaml.MappingNode) -> Iterator[UserError]:
+        if not known and choice not in ("null", "~", ""):
+            yield _unknown_entry(path, line, name, f"{name}={choice}: there is no such group", GROUPS)
     for key, _ in node.value:
         if key.value not in (*RunConfig.model_fields, "defaults", "hydra"):
-            near = nearest(key.value, RunConfig.model_fields)
-            is_meant = near and not way(key.value)
-            yield UserError(
-                f"{escape(key.value)}: there is no such key",
-                source=f"from {escape(display_path(path))}:{key.start_mark.line + 1}",
-                hint=f"did you mean {near[0]!r}?" if is_meant else way(key.value) or "take the line out",
-            )
+            text, line = f"{key.value}: there is no such key", key.start_mark.line + 1
+            yield _unknown_entry(path, line, key.value, text, RunConfig.model_fields)
+
+
+def _unknown_entry(path: Path, line: int, name: str, text: str, valid: Iterable[str]) -> UserError:
+    near = did_you_mean(name, valid, MOST_KEYS) or ""
+    hint = way(name) or (near if near.startswith("did") else f"remove this line; {near}")
+    return UserError(escape(text), source=f"from {escape(display_path(path))}:{line}", hint=hint)
 
 
 def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserError]:

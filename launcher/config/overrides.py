@@ -18,7 +18,7 @@ from launcher.errors import UserError, did_you_mean, escape, literal, nearest, s
 STAGES = ("data_preparation", "training", "conversion", "evaluation", "workspace", "command")
 GROUPS = ("cluster", *STAGES)
 # Further groups that a stage needs: a workspace is what a training would see of its node.
-_BESIDES = {"workspace": ("training",)}
+_REQUIRED_GROUPS = {"workspace": ("training",)}
 # The file that a launch is composed from.
 MAIN = "config"
 
@@ -147,7 +147,7 @@ def keys_for_hydra(parsed: Sequence[Override]) -> list[str]:
 def skipped_groups(overrides: Sequence[Override]) -> list[str]:
     """Return the groups of the stages that are not requested, which are not composed."""
     stages = requested_stages(overrides)
-    needed = {*stages, *(group for stage in stages for group in _BESIDES.get(stage, ()))}
+    needed = {*stages, *(group for stage in stages for group in _REQUIRED_GROUPS.get(stage, ()))}
     return [stage for stage in STAGES if stage not in needed]
 
 

@@ -1,6 +1,7 @@
 """The configuration of a launch, read strictly; the nodes of its stages are in `stage_schema`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -38,10 +39,11 @@ from launcher.config.values import (
     UniqueOutputDir,
     Utilization,
     Whole,
-    Words,
     explain,
 )
 from launcher.errors import Mistakes
+from launcher.slurm.queue_flags import QueueFlags
+from slipway.common.sections import Section
 
 Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron", "megatron_lm"]
@@ -69,8 +71,10 @@ class GpuRow(StrictModel):
     )
 
 
-class ClusterConfig(StrictModel):
+class ClusterConfig(StrictModel, QueueFlags):  # type: ignore[misc]  # by its configuration it is frozen
     """The cluster that jobs run on, in Slurm's words; ``None`` leaves an option out.
+
+    Flags that are passed through are fields of `QueueFlags`.
 
     A field without a default has it in `conf/`. A new one needs a default here too, if launches that were
     stored before are to be rendered again.
@@ -81,22 +85,6 @@ class ClusterConfig(StrictModel):
     container: Line | None
     python: Line | None
     slurm_conf: Line | None
-    partition: Option
-    account: Option
-    qos: Option
-    reservation: Option
-    constraint: Option
-    nodelist: Words
-    exclude: Words
-    switches: Option
-    licenses: Words
-    begin: Option
-    deadline: Option
-    comment: Text | None
-    mail_type: Words
-    mail_user: Option
-    signal: Option
-    requeue: bool | None
     exclusive: Exclusive
     gpu_request: Literal["gpus_per_node", "gpus_per_task", "gres", "none"] | None
     gpus_per_task: GpuCount | None = Field(ge=0)
@@ -137,20 +125,25 @@ def _changes(value: Any) -> Any:
 StageChanges = Annotated[dict[str, Any], BeforeValidator(_changes)]
 
 
-class ContainerOptionsConfig(StrictModel):
-    """Options of the container; ``None`` leaves them to the site's `enroot.conf` and `plugstack.conf`."""
+@dataclass(frozen=True)
+class ContainerOptions(Section):
+    """Options of a container; ``None`` leaves them to the site's `enroot.conf` and `plugstack.conf`.
 
-    runtime: Literal["pyxis", "apptainer", "singularity"]
+    `stage_to` is a directory of each node's own that the image file is copied to before the tasks start;
+    `gpu_flag` is what makes the GPUs visible where Apptainer, or Singularity, starts the tasks.
+    """
+
+    runtime: Literal["pyxis", "apptainer", "singularity"] = "pyxis"
     gpu_flag: Literal["nv", "rocm"] | None = "nv"
-    stage_to: Line | None
-    mount_home: bool | None
-    writable: bool | None
-    remap_root: bool | None
-    entrypoint: bool | None
-    workdir: Line | None
-    name: Line | None
-    env: LineList
-    save: Line | None
+    stage_to: Line | None = None
+    mount_home: bool | None = None
+    writable: bool | None = None
+    remap_root: bool | None = None
+    entrypoint: bool | None = None
+    workdir: Line | None = None
+    name: Line | None = None
+    env: LineList = field(default_factory=list)
+    save: Line | None = None
 
 
 class ImageJob(StrictModel):
@@ -162,7 +155,11 @@ class ImageJob(StrictModel):
 
 
 class NumaMapping(StrictModel):
-    """The cores that each task runs on, in the NeMo launcher's words, for its one mode."""
+    """The cores that each task runs on, in the NeMo launcher's words, for its one mode.
+
+    They are whole physical ones of its GPU's NUMA node, shared with no other task. `balanced` gives each task
+    as many cores; `max_cores` is ``None`` for all there are.
+    """
 
     enable: bool
     mode: Literal["unique_contiguous"]
@@ -192,13 +189,19 @@ class Resilience(StrictModel):
     nodes: NodeRange | None
 
 
-class Estimates(StrictModel):
-    """Settings of the estimates of time, cost and memory."""
+@dataclass(frozen=True)
+class Assumptions(Section):
+    """The user's settings of the estimates of time, cost and memory.
 
-    mfu: Utilization | None
-    gpu_hour_price: float | None = Field(ge=0, allow_inf_nan=False)
-    memory_margin: Share
-    attained: Constants
+    `mfu` is a part of the GPUs' dense peak; `gpu_hour_price` is of one GPU; `memory_margin` is the part of a
+    GPU's memory that the estimate has no say in; `attained` changes constants of the speed model
+    (launcher/attained.py).
+    """
+
+    mfu: Utilization | None = None
+    gpu_hour_price: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
+    memory_margin: Share = 0.05
+    attained: Constants = field(default_factory=dict)
 
 
 class RunConfig(StrictModel):
@@ -218,7 +221,7 @@ class RunConfig(StrictModel):
     megatron_lm_path: Line
     container: Line | None
     container_mounts: LineList
-    container_options: ContainerOptionsConfig
+    container_options: ContainerOptions
     image_job: ImageJob
     env_vars: dict[Line, Text | None]
     env_expand: dict[Line, Text | None] = Field(default_factory=dict)
@@ -227,7 +230,7 @@ class RunConfig(StrictModel):
     numa_mapping: NumaMapping
     enable_vboost: bool
     resilience: Resilience
-    estimates: Estimates
+    estimates: Assumptions
     dry_run: bool
     cluster: ClusterConfig
     stage_cluster: dict[StageName, StageChanges]

@@ -7,6 +7,7 @@ import functools
 import operator
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ from launcher.secrecy import (
     secret_items,
     secrets_in,
 )
+from launcher.slurm.queue_flags import QueueFlags
 
 # NeMo's nodes, which are written into the configuration of the launch.
 NEMO_NODES = ("training.trainer", "training.exp_manager", "training.model")
 # Options that Slurm shows to everybody who asks for the job.
-_SHOWN_BY_SLURM = ("comment", "job_name_prefix", "mail_user", "licenses", "account", "reservation")
+_SHOWN_BY_SLURM = ("job_name_prefix", *(field.name for field in fields(QueueFlags)))
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
@@ -83,15 +85,11 @@ def secret_references(tree: DictConfig, resolved: Any) -> dict[str, str]:
     return references
 
 
-def values_of(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def values_of(node: Any) -> Iterator[tuple[str, Any]]:
     """Yield the values and the lists of a configuration, each with its key; an item has that of its list."""
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from values_of(value, (*path, str(name)))
-        return
-    yield ".".join(path), node
-    for value in node if isinstance(node, list | tuple) else ():
-        yield from values_of(value, path)
+    for path, value in nodes(node):
+        if not isinstance(value, dict):
+            yield ".".join(str(part) for part in path if not isinstance(part, int)), value
 
 
 def _check(key: str, value: str | int, known: Known) -> None:

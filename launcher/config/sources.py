@@ -35,7 +35,7 @@ from launcher.runs.paths import display_path
 from launcher.secrecy import MASK, redacted, secrets_of
 
 # Errors to ignore when locating a value in a tree that has mistakes.
-LOST = (
+_SOURCE_UNKNOWN = (
     HydraException,
     OmegaConfBaseException,
     yaml.YAMLError,
@@ -105,7 +105,7 @@ class Sources:
 
     def locate(self, key: str, depth: int = _REFERENCES_FOLLOWED) -> str | None:
         """Return ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nothing sets the key."""
-        with suppress(*LOST):
+        with suppress(*_SOURCE_UNKNOWN):
             setting = self._setting(NODE_GPUS if is_derived_from_gpus(key, self._overrides) else key)
             if isinstance(setting, Override):
                 return f"from the command line: {shortened(escape(redacted(setting.text)))}"
@@ -132,7 +132,7 @@ class Sources:
 
         A value that is only a reference is the value of that key, unless `depth` is 0.
         """
-        with suppress(*LOST):
+        with suppress(*_SOURCE_UNKNOWN):
             setting = self._setting(key)
             reference = _reference_in(setting)
             if reference is None:

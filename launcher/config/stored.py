@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.config.overrides import without_interpolation
 from launcher.config.schema import RunConfig, parse
+from launcher.config.values import with_texts
 from launcher.errors import UserError, escape
 from launcher.runs.manifest import parse_yaml
 from launcher.secrecy import hidden, is_secret_name
@@ -36,7 +37,7 @@ def stored_text(config: RunConfig, environment: Mapping[str, str]) -> str:
         for name, value in environment.items()
         if len(value) >= _SHORTEST and _NAME.fullmatch(name) and is_secret_name(name)
     }
-    node = _mapped(config.model_dump(), lambda key, text: _kept(key, text, secrets))
+    node = with_texts(config.model_dump(), lambda key, text: _kept(key, text, secrets))
     # Not libyaml's dumper, which takes no path that is not UTF-8.
     return _HEADING + str(yaml.safe_dump(node, sort_keys=False))
 
@@ -52,7 +53,7 @@ def read_stored(text: str, where: str, untrusted: str | None = None) -> RunConfi
         if not isinstance(node, dict):
             raise ValueError("it holds no keys")
         if untrusted is not None:
-            _mapped(node, lambda key, value: _require_text(key, value, where, untrusted))
+            with_texts(node, lambda key, value: _require_text(key, value, where, untrusted))
         if "${" in text:
             node = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
         return parse(RunConfig, node)
@@ -78,15 +79,6 @@ def _kept(key: str, text: str, secrets: Mapping[str, str]) -> str:
             escaped = escaped.replace(without_interpolation(value), f"${{oc.env:{name}}}")
     bare = _REFERENCE.sub("", escaped) if escaped != without_interpolation(text) else escaped
     return escaped if not bare or hidden(key, bare) == bare else str(hidden(key, escaped))
-
-
-def _mapped(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    if isinstance(node, Mapping):
-        start = f"{key}." if key else ""
-        return {name: _mapped(child, change, f"{start}{name}") for name, child in node.items()}
-    if isinstance(node, list | tuple):
-        return [_mapped(child, change, key) for child in node]
-    return change(key, node) if isinstance(node, str) else node
 
 
 def config_text(config: Mapping[str, Any]) -> str:

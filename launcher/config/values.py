@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 
 from launcher.attained import InvalidEntry, attained
 from launcher.errors import UserError, did_you_mean, escape, nearest, setting
 from launcher.slurm.notations import parse_time_limit
+from launcher.slurm.queue_flags import Line as Line
+from launcher.slurm.queue_flags import Option as Option
+from launcher.slurm.queue_flags import Text as Text
+from launcher.slurm.queue_flags import as_text
 from launcher.slurm.sbatch_options import check_array, checked_name, checked_plugin_name, key_hint
 from slipway.common.sections import one_line
 
@@ -65,13 +68,19 @@ def expand_home(path: str) -> str:
     return _HOME.sub(lambda _: str(Path.home()), path, count=1) if _HOME.match(path) else path
 
 
-def with_home(node: Any, key: str = "") -> Any:
+def with_texts(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+    """Return a configuration with all texts changed, by a function of the key and the text."""
+    if isinstance(node, Mapping):
+        start = f"{key}." if key else ""
+        return {name: with_texts(child, change, f"{start}{name}") for name, child in node.items()}
+    if isinstance(node, list | tuple):
+        return [with_texts(child, change, key) for child in node]
+    return change(key, node) if isinstance(node, str) else node
+
+
+def with_home(node: Any) -> Any:
     """Return the values of a configuration with the user's home, but for what a shell or program expands."""
-    if isinstance(node, dict):
-        return {name: with_home(value, f"{key}.{name}") for name, value in node.items()}
-    if isinstance(node, list):
-        return [with_home(value, key) for value in node]
-    return expand_home(node) if isinstance(node, str) and not AS_WRITTEN.search(key) else node
+    return with_texts(node, lambda key, text: text if AS_WRITTEN.search(key) else expand_home(text))
 
 
 def _arguments(value: Any) -> Any:
@@ -84,33 +93,12 @@ def _arguments(value: Any) -> Any:
     return _drop_nulls(value)
 
 
-def _as_text(value: Any) -> Any:
-    # YAML and Hydra read numbers where text is meant, and lose how they were written: 0042 is 34 to them,
-    # 1:30:00 is 5400. Whoever catches this knows the file and the override.
-    if isinstance(value, (int, float)):
-        raise PydanticCustomError("number_for_text", "text; a number needs quotes")
-    return value
-
-
-def _joined(value: Any) -> Any:
-    # Hydra takes a list on the command line more easily than a text with commas.
-    if isinstance(value, list):
-        return ",".join(str(item) for item in value if item is not None) or None
-    return _as_text(value)
-
-
-def _not_empty(value: str | None) -> str | None:
-    if value is not None and not value.strip():
-        raise ValueError("an empty value; null leaves the option out")
-    return value
-
-
 def _flag_value(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if not isinstance(value, (int, float, str)):
         raise ValueError("expected text, a number, or true for a flag without a value")
-    return one_line(_as_text(value))
+    return one_line(as_text(value))
 
 
 def _with_array(flags: dict[str, bool | str | None]) -> dict[str, bool | str | None]:
@@ -204,12 +192,7 @@ def _if_percent(value: float) -> str:
     return f"; did you mean {value / 100:g}?" if 1 <= value <= 100 else ""
 
 
-# Every text of ours reaches a script, where it is part of a line.
-Line = Annotated[str, AfterValidator(one_line)]
-Text = Annotated[Line, BeforeValidator(_as_text)]
 Whole = Annotated[int, BeforeValidator(_whole)]
-Option = Annotated[Text | None, AfterValidator(_not_empty)]
-Words = Annotated[Line | None, BeforeValidator(_joined), AfterValidator(_not_empty)]
 LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 Arguments = Annotated[list[Line], BeforeValidator(_arguments)]
 Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]

@@ -22,7 +22,6 @@ from launcher.doctor.facts import Machine, machine_of
 from launcher.errors import UserError, end_of, escape
 from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
-from launcher.rendering.slurm_flags import FLAGS
 from launcher.runs.provenance import new_tag
 from launcher.slurm.commands import WITHOUT_SLURM, error_text
 
@@ -183,7 +182,7 @@ def srun_command(plan: Plan, nodes: int | Sequence[str], name: str, minutes: int
     if plan.scheduler == "allocation":
         # Other steps may run, such as the user's shell; srun takes no --exclusive beside it.
         return [*command, "--overlap", *([f"--nodelist={chosen}"] if chosen else [])]
-    values = {flag: value(plan.job) for flag, value in FLAGS if flag in _CHOOSING_NODES}
+    values = {flag: getattr(plan.job.queue, flag) for flag in _CHOOSING_NODES}
     values["nodelist"] = chosen or values["nodelist"]
     command += [f"--{flag}={value}" for flag, value in values.items() if value is not None]
     resources = plan.job.resources

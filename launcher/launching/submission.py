@@ -12,13 +12,14 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from launcher.config.overrides import typed_override
 from launcher.errors import UserError
 from launcher.runs.receipts import submitted_jobs
 from launcher.schedulers.base import Acceptance, NoAnswer, Scheduler, Submission
 from launcher.slurm.commands import SchedulerSilent
+from launcher.slurm.queue_flags import QueueFlags
 from launcher.slurm.states import Action
 from slipway.common.backoff import doubled_wait
 from slipway.common.node.marks import GIVEN_UP, claim
@@ -27,19 +28,14 @@ _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 16.0
 
 # Variables that a user sets in the shell, and the key that takes the same value.
 _KEYS = {
-    "SBATCH_PARTITION": "cluster.partition",
-    "SBATCH_ACCOUNT": "cluster.account",
+    **{f"SBATCH_{field.name.upper()}": f"cluster.{field.name}" for field in fields(QueueFlags)},
     "SBATCH_TIMELIMIT": "training.run.time_limit",
     "SBATCH_GRES": "cluster.gres",
     "SBATCH_GPUS_PER_NODE": "cluster.gpus_per_node",
     "SBATCH_GPUS_PER_TASK": "cluster.gpus_per_task",
     "SBATCH_MEM_PER_NODE": "cluster.mem",
     "SBATCH_JOB_NAME": "training.run.name",
-    "SBATCH_QOS": "cluster.qos",
-    "SBATCH_RESERVATION": "cluster.reservation",
-    "SBATCH_CONSTRAINT": "cluster.constraint",
     "SBATCH_REQ_SWITCH": "cluster.switches",
-    "SBATCH_SIGNAL": "cluster.signal",
 }
 
 _logger = logging.getLogger(__name__)

@@ -9,8 +9,9 @@ from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 
+from launcher.config.schema import NumaMapping
 from launcher.errors import UserError, check_directory, did_you_mean
-from launcher.plan import Binding, Plan
+from launcher.plan import Plan
 from launcher.rendering.quoting import RawShell, blaming_templates, expand, template_environment
 from launcher.rendering.slurm_flags import header_lines, salloc_arguments, srun_arguments
 from launcher.rendering.supervision import supervisor_settings
@@ -192,10 +193,10 @@ def _check_templates(template_dir: Path) -> None:
     _check_blocks(template_dir)
 
 
-def _binding_arguments(binding: Binding | None) -> tuple[str, ...]:
+def _binding_arguments(binding: NumaMapping | None) -> tuple[str, ...]:
     """Return the arguments of ``binding.sh``."""
     if binding is None:
         return ()
     cores = str(binding.max_cores) if binding.max_cores is not None else "all"
-    equally, threads = "equally" if binding.balanced else "unequally", "all" if binding.all_threads else "one"
-    return str(binding.min_cores), cores, equally, threads
+    threads = "all" if binding.cores == "all_logical" else "one"
+    return str(binding.min_cores), cores, "equally" if binding.balanced else "unequally", threads

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
+from launcher.config.schema import ContainerOptions
 from launcher.errors import UserError
-from launcher.plan import Container, ContainerOptions, Job, Mount, Plan, Resources
+from launcher.plan import Container, Job, Mount, Plan, Resources
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
+from launcher.slurm.queue_flags import QueueFlags
 from launcher.slurm.srun_options import step_options
 from slipway.common.node.settings import CONTAINER, IMAGE
 
@@ -151,36 +154,29 @@ def _entrypoint(container: Container) -> list[str]:
 
 # --- sbatch
 
-# A flag and the value it takes from the job; None or False leaves the flag out, True makes it bare.
-FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (
-    ("partition", lambda job: job.queue.partition),
-    ("account", lambda job: job.queue.account),
-    ("qos", lambda job: job.queue.qos),
-    ("reservation", lambda job: job.queue.reservation),
-    ("constraint", lambda job: job.queue.constraint),
-    ("nodelist", lambda job: job.queue.nodelist),
-    ("exclude", lambda job: job.queue.exclude),
-    ("switches", lambda job: job.queue.switches),
-    ("licenses", lambda job: job.queue.licenses),
-    ("nodes", lambda job: _nodes(job.resources)),
-    ("ntasks-per-node", lambda job: _tasks_per_node(job.resources)),
-    ("gpus-per-node", lambda job: job.resources.gpus_per_node),
-    ("gpus-per-task", lambda job: job.resources.gpus_per_task),
-    ("gres", lambda job: job.resources.gres),
-    ("cpus-per-task", lambda job: _cpus_per_task(job.resources)),
-    ("mem", lambda job: job.resources.memory),
-    ("exclusive", lambda job: job.resources.exclusive),
-    ("time", lambda job: job.resources.time_limit),
-    ("begin", lambda job: job.queue.begin),
-    ("deadline", lambda job: job.queue.deadline),
-    ("dependency", lambda job: job.queue.dependency),
-    ("requeue", lambda job: job.queue.requeue is True),
-    ("no-requeue", lambda job: job.queue.requeue is False),
-    ("signal", lambda job: job.queue.signal),
-    ("mail-type", lambda job: job.queue.mail_type),
-    ("mail-user", lambda job: job.queue.mail_user),
-    ("comment", lambda job: job.queue.comment),
-)
+
+def _requested(job: Job) -> Iterator[tuple[str, Any]]:
+    """Yield flags and what a job requests by them; None or False leaves a flag out, True makes it bare."""
+    for field in fields(QueueFlags):
+        value = getattr(job.queue, field.name)
+        if field.name == "begin":  # after where a job waits, and before when
+            yield from _resources(job.resources)
+        if field.name == "requeue":
+            yield "dependency", job.queue.dependency
+        flag = field.name.replace("_", "-")
+        yield (f"no-{flag}", True) if value is False else (flag, value)
+
+
+def _resources(resources: Resources) -> Iterator[tuple[str, Any]]:
+    yield "nodes", _nodes(resources)
+    yield "ntasks-per-node", _tasks_per_node(resources)
+    yield "gpus-per-node", resources.gpus_per_node
+    yield "gpus-per-task", resources.gpus_per_task
+    yield "gres", resources.gres
+    yield "cpus-per-task", _cpus_per_task(resources)
+    yield "mem", resources.memory
+    yield "exclusive", resources.exclusive
+    yield "time", resources.time_limit
 
 
 def header_lines(plan: Plan) -> list[RawShell]:
@@ -210,8 +206,7 @@ def salloc_arguments(plan: Plan) -> list[str]:
 def _flags(plan: Plan) -> list[tuple[str, Any]]:
     """Return what a plan's job requests of the queue, by flag; ``True`` for a flag without a value."""
     values: list[tuple[str, Any]] = [("job-name", plan.paths.job_name)]
-    values += [(flag, value(plan.job)) for flag, value in FLAGS]
-    values += plan.job.queue.further.items()
+    values += [*_requested(plan.job), *plan.job.queue.further.items()]
     return [(flag, value) for flag, value in values if value is not None and value is not False]
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 
 from launcher.errors import literal, nearest, setting_error
+from launcher.slurm.queue_flags import QueueFlags
 
 _TASKS = "training.trainer.num_nodes and training.trainer.devices"
 _LOG = "base_results_dir, and cluster.stderr_to_stdout"
@@ -16,15 +18,13 @@ _SUBMITTING = "the launcher, which submits the script and reads the job's id"
 
 _SUBMITTERS = "help parsable quiet test-only usage verbose version wait wrap"
 
+_RESOURCES = "cpus-per-task exclusive gpus-per-node gpus-per-task gres mem"
 # The keys of `cluster` that have the names of options.
-_CLUSTER_KEYS = """
-account begin comment constraint cpus-per-task deadline exclude exclusive gpus-per-node gpus-per-task gres
-licenses mail-type mail-user mem nodelist partition qos requeue reservation signal switches
-"""
+_CLUSTER_KEYS = (*(key.name.replace("_", "-") for key in fields(QueueFlags)), *_RESOURCES.split())
 # Slipway sets these, or could not follow the job without them: the key to use instead; of another stage than
 # the training it is that of the stage, as in `data_preparation.run.time_limit`.
 SET_BY: Mapping[str, str] = {
-    **{name: f"cluster.{name.replace('-', '_')}" for name in _CLUSTER_KEYS.split()},
+    **{name: f"cluster.{name.replace('-', '_')}" for name in _CLUSTER_KEYS},
     **dict.fromkeys(("error", "output"), _LOG),
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), _TASKS),
     **dict.fromkeys(_SUBMITTERS.split(), _SUBMITTING),
@@ -48,7 +48,7 @@ prefer priority profile propagate reboot resv-ports segment sockets-per-node spr
 stepmgr thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid use-min-nodes wait-all-nodes
 wckey
 """
-FREE = frozenset(_NAMES.split())
+FREE = frozenset(_NAMES.split()) - SET_BY.keys()
 
 
 def key_hint(name: str) -> str | None:

@@ -9,12 +9,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import ClusterConfig, ContainerOptionsConfig, RunConfig
+from launcher.config.schema import ClusterConfig, ContainerOptions, RunConfig
 from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import literal, nearest, setting_error
 from launcher.plan import REFERENCE, RENDEZVOUS, Chain, Job, Payload, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.slurm.cluster import gpus_in_gres
+from launcher.slurm.queue_flags import QueueFlags
 from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
 from launcher.stages.names_and_paths import check_variables, is_program, required_program
@@ -79,7 +80,7 @@ def stage_job(
     )
 
 
-def _check_step(cluster: ClusterConfig, container_options: ContainerOptionsConfig) -> None:
+def _check_step(cluster: ClusterConfig, container_options: ContainerOptions) -> None:
     """Refuse what another key sets, and a word that srun would run in place of the tasks' script."""
     for first in cluster.task_prefix[:1]:
         if first.startswith("-") or not is_program(first):
@@ -249,8 +250,7 @@ _EXCLUSIVE_FLAGS = (
 
 def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:
     """Return the queue options: the cluster's keys of the same names, and the run's dependency."""
-    names = {field.name for field in fields(Queue)} - {"dependency", "further"}
-    same = {name: getattr(cluster, name) for name in names}
+    same = {field.name: getattr(cluster, field.name) for field in fields(QueueFlags)}
     further = {
         flag: value
         for flag, value in (*cluster.sbatch.items(), *cluster.spank.items())

@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from launcher.config.schema import ContainerOptionsConfig, RunConfig
+from launcher.config.schema import ContainerOptions, RunConfig
 from launcher.config.values import expand_home
 from launcher.errors import UserError, did_you_mean, literal, setting_error
-from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Mount, Resources
+from launcher.plan import SOURCES_WITHOUT_PATH, Container, Mount, Resources
 from launcher.secrecy import is_secret_key
 from launcher.stages.names_and_paths import SAFE_NAME, VARIABLE, checked_path
 
@@ -48,20 +48,20 @@ def container(
     if config.container is None:
         return None
     _check_image(config.container)
+    _check_options(config.container_options)
     mounts = mounts_of(writable, readable, config.container_mounts)
-    job_container = Container(config.container, mounts, _container_options(config.container_options))
+    job_container = Container(config.container, mounts, config.container_options)
     _check_file(job_container)
     return job_container
 
 
-def _container_options(options: ContainerOptionsConfig) -> ContainerOptions:
+def _check_options(options: ContainerOptions) -> None:
     for key in ("stage_to", "workdir", "save"):
         path = getattr(options, key)
         if path is not None:
             checked_path(path, f"container_options.{key}", is_on_host=False)
     _check_container_name(options.name)
     _check_variable_names(options.env)
-    return ContainerOptions(**{**dict(options), "env": tuple(options.env)})
 
 
 def _check_container_name(name: str | None) -> None:

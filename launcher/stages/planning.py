@@ -10,7 +10,7 @@ from launcher.config.overrides import STAGES
 from launcher.config.schema import RunConfig
 from launcher.config.secrets import check_secrets
 from launcher.errors import UserError, setting_error
-from launcher.plan import Assumptions, Plan
+from launcher.plan import Plan
 from launcher.stages.command import COMMAND
 from launcher.stages.conversion import CONVERSION
 from launcher.stages.data_preparation import DATA_PREPARATION
@@ -148,5 +148,5 @@ def plan_launch(config: RunConfig, *, number: int, tag: str, work: ImageWork | N
         scheduler=run.config.cluster.scheduler,
         slurm_conf=run.config.cluster.slurm_conf,
         job=stage.job(run),
-        assumptions=Assumptions(**dict(run.config.estimates)),
+        assumptions=run.config.estimates,
     )

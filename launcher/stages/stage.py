@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from launcher.config.schema import ClusterConfig, RunConfig, parse
+from launcher.config.schema import ClusterConfig, NumaMapping, RunConfig, parse
 from launcher.config.stage_schema import (
     ResumeNode,
     RunConfigNode,
@@ -16,7 +16,7 @@ from launcher.config.stage_schema import (
     TrainingConfig,
 )
 from launcher.errors import UserError, literal, setting_error
-from launcher.plan import Binding, Job, Payload, Profile, Resources
+from launcher.plan import Job, Payload, Profile, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.containers import check_saving
 from launcher.stages.names_and_paths import JOB_NAME, SAFE_NAME, check_variables, checked_path
@@ -266,7 +266,7 @@ def _count(model: Mapping[str, Any], key: str) -> int:
     return value if isinstance(value, int) else 1
 
 
-def _binding(config: RunConfig) -> Binding | None:
+def _binding(config: RunConfig) -> NumaMapping | None:
     mapping = config.numa_mapping
     if mapping.max_cores is not None and mapping.max_cores < mapping.min_cores:
         raise setting_error(
@@ -277,12 +277,7 @@ def _binding(config: RunConfig) -> Binding | None:
     by_srun = any(text.startswith("--cpu-bind") for text in config.cluster.srun_args)
     if not mapping.enable or by_srun or config.cluster.scheduler == "local":
         return None
-    return Binding(
-        all_threads=mapping.cores == "all_logical",
-        balanced=mapping.balanced,
-        min_cores=mapping.min_cores,
-        max_cores=mapping.max_cores,
-    )
+    return mapping
 
 
 def _profile(model: Mapping[str, Any], paths: LaunchPaths) -> Profile | None:

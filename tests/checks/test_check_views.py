@@ -24,12 +24,13 @@ from launcher.cli.estimate_views import (
     require_suffix,
     write_figure,
 )
+from launcher.config.schema import Assumptions
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.estimates.cost import Cost, MemoryEstimate, overview
 from launcher.estimates.memory import StageMemory
 from launcher.estimates.parallelism import CountedGpu
-from launcher.plan import Assumptions, Plan
+from launcher.plan import Plan
 from launcher.ui.plotting import new_figure, write_picture
 from slipway.arithmetic.gpus import GPUS
 from tests.checks.plans import GPT, plan_of

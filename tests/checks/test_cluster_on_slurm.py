@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Cluster:
     def plan(self, changes: Mapping[str, Any]) -> Plan:
         """Return the plan of a job on one node with two GPUs, with changes to its requests."""
         resources = {"nodes": 1, "tasks_per_node": 2, "gpus_per_node": 2, "time_limit": "10", **changes}
-        queue = {name: resources.pop(name) for name in Queue.__slots__ if name in resources}
+        queue = {field.name: resources.pop(field.name) for field in fields(Queue) if field.name in resources}
         links, image = resources.pop("links", 1), resources.pop("container", None)
         plan = plan_of(GPT, resources=resources)
         job = replace(

@@ -12,9 +12,10 @@ from launcher.checks.findings import Severity
 from launcher.checks.layout_search import LayoutSearch
 from launcher.checks.rules.runs import length_problems
 from launcher.cli.estimate_views import cost_lines
+from launcher.config.schema import Assumptions
 from launcher.estimates.cost import Cost, amount_of, estimate_cost, samples_in
 from launcher.estimates.values import Values
-from launcher.plan import Assumptions, Chain, Plan
+from launcher.plan import Chain, Plan
 from slipway.trainer.config.rampup import Rampup
 from tests.checks.plans import GPT, T5, changed, plan_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from launcher.config.compose import compose, list_options
 from launcher.errors import UserError
 from launcher.plan import Job
-from launcher.rendering.slurm_flags import FLAGS, srun_arguments
+from launcher.rendering.slurm_flags import header_lines, srun_arguments
+from launcher.slurm.queue_flags import QueueFlags
 from launcher.slurm.sbatch_options import SET_BY, checked_name
 from launcher.stages.planning import plan_launch
 
@@ -211,8 +213,17 @@ def test_a_mounts_target_is_a_whole_path(mount: str) -> None:
     assert raised.value.key == "container_mounts"
 
 
+def test_each_row_of_the_queue_is_a_key_with_a_line_in_the_header() -> None:
+    rows = {field.name: "x" for field in fields(QueueFlags) if field.name != "requeue"}
+    overrides = [f"cluster.{name}={value}" for name, value in rows.items()]
+    lines = header_lines(plan_launch(compose(overrides).config, number=1, tag="x"))
+    assert {f"--{name.replace('_', '-')}={value}" for name, value in rows.items()} < {*map(str, lines)}
+    assert {name: getattr(job(*overrides).queue, name) for name in rows} == rows
+
+
 def test_every_flag_that_we_set_is_refused_as_a_further_one() -> None:
-    for flag in [flag for flag, _ in FLAGS] + ["job-name", "output", "error"]:
+    keys = [field.name.replace("_", "-") for field in fields(QueueFlags)]
+    for flag in [*keys, "no-requeue", "gres", "mem", "nodes", "time", "dependency", "job-name", "output"]:
         assert flag in SET_BY
         with pytest.raises(ValueError, match=f"--{flag} is set by"):
             checked_name(flag)

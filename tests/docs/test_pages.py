@@ -50,7 +50,7 @@ def test_files_that_a_page_names_exist(page: str, repository: Path) -> None:
 
 def test_architecture_quotes_the_row_of_the_flag(repository: Path) -> None:
     page = (repository / "docs" / "architecture.md").read_text()
-    (row,) = re.findall(r'row `(\("gpus-per-node".*\))`', page)
+    (row,) = re.findall(r"`(yield \"gpus-per-node\".*?)`", page)
     assert row in (repository / "launcher" / "rendering" / "slurm_flags.py").read_text()
 
 

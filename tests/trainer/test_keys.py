@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from slipway.common.errors import UserError
+from slipway.trainer.checkpoint.description import model_keys
 from slipway.trainer.config.check import check_keys, unused, unused_report
 from slipway.trainer.config.keys import KEYS, Implemented, status_of
 from slipway.trainer.config.layout import make_layout
@@ -145,6 +146,15 @@ def test_a_wrong_value_is_named_with_what_is_valid(
         read_settings({**flat, key: value})
     assert message in str(error.value)
     assert key.rsplit(".", 1)[-1] in str(error.value) or "hidden_size" in str(error.value)
+
+
+@pytest.mark.parametrize(("bias", "expected"), [(True, False), (False, True)])
+def test_qkv_bias_means_nothing_beside_bias(flat: dict[str, Any], bias: bool, expected: bool) -> None:
+    keys = {**flat, "model.qkv_bias": True, "model.bias": bias}
+    check_keys(keys)
+    shape = read_settings(keys).architecture
+    assert shape.qkv_bias is expected
+    assert ("qkv_bias" in model_keys(shape)) is expected
 
 
 def test_openai_gelu_is_gelu_and_nothing_else(flat: dict[str, Any]) -> None:

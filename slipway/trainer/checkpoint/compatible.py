@@ -13,7 +13,7 @@ from slipway.trainer.checkpoint.choice import Choice
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.checkpoint.marker import DP_RESHARDABLE, NOT_SHARDED
 from slipway.trainer.checkpoint.store import Checkpoint
-from slipway.trainer.config.architecture import Architecture
+from slipway.trainer.config.architecture import ROWS, Architecture
 from slipway.trainer.config.layout import Layout
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.data import identity
@@ -23,26 +23,6 @@ from slipway.trainer.logs import LOGGER
 ACCEPT = "resume.accept_data"
 _CONTEXT = "context_parallel_size"
 _ANEW = "resume.load_optimizer=False takes the weights alone"
-
-# What the weights' shapes depend on; dropout, fusions and recomputing may change between launches.
-_SHAPES = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "kv_channels",
-    "max_positions",
-    "position",
-    "relative",
-    "activation",
-    "normalization",
-    "zero_centered_gamma",
-    "bias",
-    "qkv_bias",
-    "tied_embeddings",
-    "head_bias",
-)
 
 
 def shapes(settings: Settings, vocabulary: int) -> dict[str, Any]:
@@ -89,24 +69,6 @@ def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> N
             )
 
 
-# The keys by which a configuration knows what has another name here.
-_KEYS = {
-    "max_positions": "max_position_embeddings",
-    "position": "position_embedding_type",
-    "relative": "relative_attention_num_buckets",
-    "zero_centered_gamma": "layernorm_zero_centered_gamma",
-    "tied_embeddings": "share_embeddings_and_output_weights",
-}
-# What changes the function that the same weights compute.
-_FUNCTION = {
-    "norm_epsilon": "layernorm_epsilon",
-    "normalize_scores": "normalize_attention_scores",
-    "rotary_percentage": "rotary_percentage",
-    "rotary_base": "rotary_base",
-    "rope": "rotary_interleaved, seq_len_interpolation_factor or scale_factor",
-}
-
-
 def check_shapes(name: str, checkpoint: Checkpoint, description: Description) -> None:
     """Hold a checkpoint's weights against a model that starts from them; padding and precision may differ.
 
@@ -124,9 +86,9 @@ def check_shapes(name: str, checkpoint: Checkpoint, description: Description) ->
         is_encoder = item.startswith("encoder_")
         plain = item.removeprefix("encoder_")
         node = "model.encoder" if is_encoder else "model.decoder" if description.encoder else "model"
-        key = f"{node}.{_KEYS.get(plain, plain)}"
-        if description.encoder and plain in _OF_BOTH:
-            key = _OF_BOTH[plain]
+        key = ROWS[plain].key_in(node)
+        if description.encoder and plain == "tied_embeddings":
+            key = "model.share_decoder_tokens_head_embeddings"
         raise UserError(f"{name} has {key}={value}, and the run {now[item]}: expected the same model")
     if (description.encoder is None) != ("encoder_num_layers" not in checkpoint.marker.architecture):
         kinds = ("a GPT", "a T5")
@@ -136,12 +98,6 @@ def check_shapes(name: str, checkpoint: Checkpoint, description: Description) ->
         )
 
 
-# Those of a T5 that are neither stack's own.
-_OF_BOTH = {
-    "max_positions": "model.max_position_embeddings",
-    "tied_embeddings": "model.share_decoder_tokens_head_embeddings",
-    "head_bias": "model.tokens_head_bias",
-}
 _POSITIONS = ("max_positions", "encoder_max_positions")
 
 
@@ -151,13 +107,14 @@ def function_differences(saved: Description, now: Description) -> Iterator[tuple
         if old is None or new is None:
             continue
         prefix = f"model.{node}" if now.encoder else "model"
-        for item, key in _FUNCTION.items():
+        # Without rotary positions their keys change nothing.
+        rotary = () if new.position == "rope" else ("rope", "rotary_percentage", "rotary_base")
+        for item, row in ROWS.items():
             values = getattr(old, item), getattr(new, item)
             if item == "rope":
                 values = replace(values[0], fusion=False), replace(values[1], fusion=False)
-            rotary = item.startswith("rot") or item == "rope"
-            if values[0] != values[1] and (new.position == "rope" or not rotary):
-                yield f"{prefix}.{key}", *values
+            if row.decides == "function" and item not in rotary and values[0] != values[1]:
+                yield " or ".join((row.key_in(prefix), *row.also)), *values
 
 
 def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
@@ -274,7 +231,7 @@ def _reshard(path: Path) -> str:
 
 
 def _of_stack(architecture: Architecture) -> dict[str, Any]:
-    return {name: value for name, value in asdict(architecture).items() if name in _SHAPES}
+    return {name: value for name, value in asdict(architecture).items() if ROWS[name].decides == "shapes"}
 
 
 def _way_out(name: str, value: Any, layout: Layout) -> str:

@@ -12,15 +12,17 @@ from typing import Any, Literal, get_type_hints
 
 from slipway.common.errors import UserError
 from slipway.trainer.config.architecture import (
+    ROWS,
     Architecture,
     Recompute,
     Relative,
     Rope,
     read_architecture,
 )
+from slipway.trainer.config.rows import read_rows
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.config.t5 import is_t5, read_denoising, read_stacks
-from slipway.trainer.config.tokenizer import Tokenizer, read_tokenizer
+from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.config.values import Values
 from slipway.trainer.data.identity import TOKENIZER, Identity
 from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
@@ -110,7 +112,7 @@ def description_of_model(flat: Mapping[str, Any], padded: int, precision: Precis
     """
     values, t5 = Values(flat), is_t5(flat)
     encoder, decoder = read_stacks(values) if t5 else (None, read_architecture(values))
-    tokenizer = read_tokenizer(values)
+    tokenizer = read_rows(Tokenizer, values)
     vocabulary = read_vocabulary(tokenizer, mock=values.raw("model.data.data_impl") == "mock")
     if t5:
         vocabulary = vocabulary.with_sentinels(read_denoising(values).sentinels)
@@ -122,26 +124,14 @@ def model_keys(shape: Architecture) -> dict[str, Any]:
 
     Keys of dropout, fusions and initialization are left out: weights of any of these fit.
     """
-    rope, normalization = shape.rope, shape.normalization.lower()
-    keys = {
-        "num_layers": shape.num_layers,
-        "hidden_size": shape.hidden_size,
-        "ffn_hidden_size": shape.ffn_hidden_size,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_query_groups": shape.num_query_groups,
-        "kv_channels": shape.kv_channels,
-        "max_position_embeddings": shape.max_positions,
-        "position_embedding_type": shape.position,
-        "activation": shape.activation,
-        "normalization": "layernorm1p" if shape.zero_centered_gamma else normalization,
-        "layernorm_epsilon": shape.norm_epsilon,
-        "bias": shape.bias,
-        "share_embeddings_and_output_weights": shape.tied_embeddings,
-        "normalize_attention_scores": shape.normalize_scores,
-    }
-    keys |= {"qkv_bias": True} if shape.qkv_bias else {}
+    left_out = {"relative", "head_bias", "rope", "zero_centered_gamma"}
+    left_out |= set() if shape.position == "rope" else {"rotary_percentage", "rotary_base"}
+    left_out |= set() if shape.qkv_bias else {"qkv_bias"}
+    rows = {name: row for name, row in ROWS.items() if row.decides and name not in left_out}
+    keys = {row.key.removeprefix("model."): getattr(shape, name) for name, row in rows.items()}
+    keys["normalization"] = "layernorm1p" if shape.zero_centered_gamma else shape.normalization.lower()
+    rope = shape.rope
     if shape.position == "rope":
-        keys |= {"rotary_percentage": shape.rotary_percentage, "rotary_base": shape.rotary_base}
         keys |= {"rotary_interleaved": True} if rope.interleaved else {}
         keys |= {"seq_len_interpolation_factor": rope.interpolation} if rope.interpolation else {}
         if rope.scaling is not None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slipway.arithmetic.indexed import SPLIT_RULE
-from slipway.trainer.config.tokenizer import Tokenizer, read_tokenizer
+from slipway.trainer.config.rows import read_rows
+from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.config.values import Values
 
 _PREFIX = "model.data.data_prefix"
@@ -102,7 +103,7 @@ def read_data(values: Values, t5: bool) -> Data:
         eod_mask_loss=not t5 and values.flag("model.data.eod_mask_loss", False),
         reset_positions=not t5 and values.flag("model.data.reset_position_ids", False),
         reset_attention=not t5 and values.flag("model.data.reset_attention_mask", False),
-        tokenizer=read_tokenizer(values),
+        tokenizer=read_rows(Tokenizer, values),
         accepted=values.text(_ACCEPTED) if values.is_set(_ACCEPTED) else None,
     )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from functools import partial
+from typing import Annotated, Literal, NamedTuple
 
 from slipway.common.errors import UserError
 from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.config.parallel import Parallel
+from slipway.trainer.config.rows import COUNT, ON, SIZE, Reader, Row, read_rows
 from slipway.trainer.config.t5 import DECODER, ENCODER
 from slipway.trainer.config.values import Values
 
@@ -17,6 +19,8 @@ Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 
 _KEY = "model.fp8"
 _RECIPE = "model.fp8_recipe"
+NO_FP8 = "FP8 is Transformer Engine's, which needs CUDA: bf16 here"
+_ALGORITHM: Reader = partial(Values.choice, valid=("most_recent", "max"), default="most_recent")
 _LENGTHS = {
     "model": "model.encoder_seq_length",
     ENCODER: "model.seq_length",
@@ -61,11 +65,15 @@ class Fp8:
     """
 
     format: Format
-    recipe: Recipe
-    margin: int
-    history: int
-    algorithm: Literal["most_recent", "max"]
-    wgrad: bool
+    recipe: Annotated[
+        Recipe, Row(_RECIPE, partial(Values.choice, valid=tuple(NEEDS), default="delayed"), on_cpu=NO_FP8)
+    ]
+    margin: Annotated[int, Row("model.fp8_margin", COUNT, on_cpu=NO_FP8)]
+    history: Annotated[int, Row("model.fp8_amax_history_len", partial(SIZE, default=1), on_cpu=NO_FP8)]
+    algorithm: Annotated[
+        Literal["most_recent", "max"], Row("model.fp8_amax_compute_algo", _ALGORITHM, on_cpu=NO_FP8)
+    ]
+    wgrad: Annotated[bool, Row("model.fp8_wgrad", ON, on_cpu=NO_FP8)]
 
 
 def read_fp8(values: Values, precision: str) -> Fp8 | None:
@@ -87,17 +95,7 @@ def read_fp8(values: Values, precision: str) -> Fp8 | None:
         values.fail(
             _KEY, f"one of {_KEY}_hybrid and {_KEY}_e4m3 to be True, not {'both' if hybrid else 'none'}"
         )
-    return Fp8(
-        format="hybrid" if hybrid else "e4m3",
-        recipe=cast(Recipe, values.choice(_RECIPE, tuple(NEEDS), "delayed")),
-        margin=values.integer(f"{_KEY}_margin", 0, minimum=0),
-        history=values.integer(f"{_KEY}_amax_history_len", 1, minimum=1),
-        algorithm=cast(
-            Literal["most_recent", "max"],
-            values.choice(f"{_KEY}_amax_compute_algo", ("most_recent", "max"), "most_recent"),
-        ),
-        wgrad=values.flag(f"{_KEY}_wgrad", True),
-    )
+    return read_rows(Fp8, values, format="hybrid" if hybrid else "e4m3")
 
 
 def check_shapes(fp8: Fp8, node: str, shape: Architecture, micro_batch: int, parallel: Parallel) -> None:

@@ -11,7 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.trainer.config.t5 import DECODER, ENCODER
+from slipway.trainer.config.architecture import Architecture
+from slipway.trainer.config.fp8 import NO_FP8, Fp8
+from slipway.trainer.config.optimization import Optimization
+from slipway.trainer.config.parallel import Overlap, Parallel, Timeouts
+from slipway.trainer.config.profiling import NO_MEMORY, NO_NSYS, Profiling
+from slipway.trainer.config.resume import Resume
+from slipway.trainer.config.rows import keys_read
+from slipway.trainer.config.saving import Saving
+from slipway.trainer.config.settings import Output, Settings
+from slipway.trainer.config.t5 import DECODER, ENCODER, Denoising
+from slipway.trainer.config.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -42,16 +52,12 @@ _IMPLEMENTED = Implemented()
 _LIGHTNING = Irrelevant("an option of Lightning's trainer, which does not run here")
 LAUNCHER = Irrelevant("the launcher's")
 _WANDB = Irrelevant("no Weights & Biases logger here")
-_FP8 = Implemented(on_cpu="FP8 is Transformer Engine's, which needs CUDA: bf16 here")
 _FSDP_OFF = Irrelevant("FSDP is off")
 _FP16_OFF = Irrelevant("loss scaling is for fp16")
-_NSYS = Implemented(on_cpu="Nsight Systems traces GPUs")
-_MEMORY = Implemented(on_cpu="memory snapshots are of CUDA's allocator")
 _NO_PROFILE = Refused((None, {}), "a profiler has keys, such as enabled, start_step and end_step")
 _NEMO_ARCHIVE = "a .nemo archive needs NeMo"
 _STAGES = Irrelevant("megatron-core chooses how pipeline stages exchange, by `overlap_p2p_comm`")
 _BUCKETS = Irrelevant("model.optim.ddp_bucket_size says how many parameters a bucket of gradients has")
-_NO_GATHER = "only the distributed optimizer gathers weights, and every rank has whole optimizer states"
 _LEGACY = Irrelevant("an option of NeMo's old model classes, not of megatron-core's")
 
 _ROPE_SCALING = "megatron-core scales rotary positions with Llama 3.1's numbers"
@@ -68,16 +74,17 @@ def _each(node: str, names: str, status: Status) -> dict[str, Status]:
     return dict.fromkeys((f"{node}.{name}" for name in names.split()), status)
 
 
+_SECTIONS = (Settings, Output, Saving, Resume, Parallel, Overlap, Timeouts, Optimization, Fp8, Profiling)
+
 KEYS: dict[str, Status] = {
+    # The keys of the settings' rows; the others are read in several ways, or not at all.
+    **{key: Implemented(row.on_cpu) for key, row in keys_read(*_SECTIONS, Tokenizer)},
+    **{
+        key if "." in key else f"model.{key}": Implemented(row.on_cpu) for key, row in keys_read(Architecture)
+    },
     # run: the launcher's own node
     "run.*": LAUNCHER,
     # trainer
-    **_each(
-        "trainer",
-        "num_nodes devices accelerator precision max_steps max_time log_every_n_steps "
-        "val_check_interval limit_val_batches gradient_clip_val",
-        _IMPLEMENTED,
-    ),
     "trainer.max_epochs": Refused((None, -1), "trainer.max_steps says how long to train"),
     "trainer.limit_test_batches": Irrelevant("the test split is never evaluated"),
     "trainer.accumulate_grad_batches": Refused((1, None), "micro_batch_size already accumulates gradients"),
@@ -88,12 +95,6 @@ KEYS: dict[str, Status] = {
         _LIGHTNING,
     ),
     # exp_manager
-    **_each(
-        "exp_manager",
-        "explicit_log_dir resume_if_exists resume_ignore_no_checkpoint create_checkpoint_callback "
-        "create_tensorboard_logger max_time_per_run",
-        _IMPLEMENTED,
-    ),
     **_each("exp_manager", "exp_dir name", Irrelevant("explicit_log_dir says where")),
     "exp_manager.create_wandb_logger": Refused((False, None), _WANDB.reason),
     "exp_manager.wandb_logger_kwargs.*": _WANDB,
@@ -101,11 +102,7 @@ KEYS: dict[str, Status] = {
     "exp_manager.step_timing_kwargs.sync_cuda": Irrelevant("step times are always synchronized"),
     "exp_manager.step_timing_kwargs.buffer_size": Irrelevant("step times are logged one by one"),
     "exp_manager.seconds_to_sleep": Irrelevant("nothing waits for a log directory to settle"),
-    **_each(
-        _CALLBACK,
-        "dirpath filename every_n_train_steps monitor mode save_top_k async_save",
-        _IMPLEMENTED,
-    ),
+    **_each(_CALLBACK, "dirpath every_n_train_steps", _IMPLEMENTED),
     f"{_CALLBACK}.save_last": Irrelevant("the newest checkpoint is always kept, and `latest` names it"),
     f"{_CALLBACK}.every_n_epochs": Refused((None, 0, 1), "every_n_train_steps says how often"),
     f"{_CALLBACK}.train_time_interval": Refused((None,), "every_n_train_steps says how often"),
@@ -119,40 +116,22 @@ KEYS: dict[str, Status] = {
     **_each(_CALLBACK, "always_save_nemo save_best_model", Refused((False, None), _NEMO_ARCHIVE)),
     f"{_CALLBACK}.postfix": Irrelevant(_NEMO_ARCHIVE),
     f"{_CALLBACK}.model_parallel_size": Irrelevant("taken from the model's parallel sizes"),
-    # NeMo's, at the root: the weights that a new training starts from
-    "restore_from_path": _IMPLEMENTED,
-    # resume: our own node
-    **_each(
-        "resume",
-        "checkpoint load_optimizer lr_scale data_generation trust_owner accept_data",
-        _IMPLEMENTED,
-    ),
-    # model: batches and parallelism
-    **_each(
-        "model",
-        "micro_batch_size global_batch_size rampup_batch_size tensor_model_parallel_size "
-        "pipeline_model_parallel_size virtual_pipeline_model_parallel_size context_parallel_size "
-        "sequence_parallel",
-        _IMPLEMENTED,
-    ),
+    "resume.accept_data": _IMPLEMENTED,
+    # model: batches
+    "model.rampup_batch_size": _IMPLEMENTED,
     # model: architecture
     "model.mcore_gpt": Refused((True, None), "the model is megatron-core's"),
     **_each(
         "model",
-        "encoder_seq_length max_position_embeddings num_layers hidden_size ffn_hidden_size "
-        "num_attention_heads num_query_groups kv_channels init_method_std use_scaled_init_method "
-        "hidden_dropout attention_dropout layernorm_epsilon layernorm_zero_centered_gamma normalization "
-        "activation openai_gelu bias qkv_bias position_embedding_type rotary_percentage rotary_base "
-        "rotary_interleaved seq_len_interpolation_factor scale_positional_embedding scale_factor "
-        "share_embeddings_and_output_weights make_vocab_size_divisible_by override_vocab_size "
-        "normalize_attention_scores seed",
+        "encoder_seq_length max_position_embeddings position_embedding_type "
+        "share_embeddings_and_output_weights",
         _IMPLEMENTED,
     ),
     "model.ffn_dropout": Refused((0, 0.0, None), "megatron-core's MLP has no dropout of its own"),
     "model.low_freq_factor": Refused((1, 1.0, None), _ROPE_SCALING),
     "model.high_freq_factor": Refused((4, 4.0, None), _ROPE_SCALING),
     "model.old_context_len": Refused((8192, None), _ROPE_SCALING),
-    "model.use_emha": Refused((False, None), "NeMo has it not either"),
+    "model.use_emha": Refused((False, None), "NeMo does not implement it either"),
     "model.attention_type": Refused(("multihead", None), "megatron-core's GPT has no other"),
     "model.transformer_block_type": Refused(("pre_ln", None), "megatron-core's GPT has no other"),
     "model.headscale": Refused((False, None), "megatron-core's GPT has no such option"),
@@ -164,17 +143,11 @@ KEYS: dict[str, Status] = {
     ),
     "model.fp16_lm_cross_entropy": Refused((False, None), "the loss is computed in 32 bits"),
     "model.persist_layer_norm": Irrelevant("a kernel of Apex"),
-    "model.use_cpu_initialization": Implemented(on_cpu="weights are made where they live"),
     "model.resume_from_checkpoint": Refused((None,), "exp_manager.resume_if_exists continues a run"),
     # model: precision
-    "model.megatron_amp_O2": _IMPLEMENTED,
     **_each("model", "native_amp_init_scale native_amp_growth_interval hysteresis", _FP16_OFF),
     # `fp8_recipe` is ours: NeMo's keys mean delayed scaling.
-    **_each(
-        "model",
-        "fp8 fp8_e4m3 fp8_hybrid fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad fp8_recipe",
-        _FP8,
-    ),
+    **_each("model", "fp8 fp8_e4m3 fp8_hybrid", Implemented(NO_FP8)),
     "model.fp8_interval": Irrelevant("Transformer Engine scales in each step"),
     "model.fp8_params": Refused((False, None), "weights are kept in bf16"),
     # model: experts, and attention of other kinds
@@ -184,39 +157,17 @@ KEYS: dict[str, Status] = {
     **_each("model", "multi_latent_attention qk_layernorm", Refused((False, None), _ATTENTION)),
     "model.window_size": Refused((None,), _ATTENTION),
     # model: fusions and communication
-    "model.transformer_engine": Implemented(
-        on_cpu="Transformer Engine needs CUDA: megatron-core's local layers"
-    ),
-    # `attention_backend` has values of ours beside NeMo's auto and local.
-    **_each(
-        "model",
-        "attention_backend bias_dropout_add_fusion cross_entropy_loss_fusion deterministic_mode "
-        "distributed_timeout_minutes distributed_timeout_seconds_after_init gc_interval",
-        _IMPLEMENTED,
-    ),
-    "model.bias_activation_fusion": Implemented(on_cpu="megatron-core's fused functions are slower on CPUs"),
     "model.masked_softmax_fusion": Irrelevant("a kernel of Apex"),
-    "model.gradient_accumulation_fusion": Implemented(on_cpu="kernels of Transformer Engine and Apex"),
     "model.apply_rope_fusion": Implemented(on_cpu="Transformer Engine's kernels need CUDA"),
     **_each("model", "defer_embedding_wgrad_compute wgrad_deferral_limit", _DEFERRED),
-    "model.ub_tp_comm_overlap": Implemented(on_cpu="Transformer Engine's exchanges need CUDA"),
     **_each("model", "grad_div_ar_fusion grad_allreduce_chunk_size_mb gradient_as_bucket_view", _BUCKETS),
     **_each("model.optim", "bucket_cap_mb contiguous_grad_buffer contiguous_param_buffer", _BUCKETS),
-    **_each("model.optim", "overlap_grad_sync ddp_bucket_size align_grad_reduce", _IMPLEMENTED),
-    **_each("model.optim", "overlap_param_sync align_param_gather", Implemented(on_cpu=_NO_GATHER)),
-    "model.optim.average_in_collective": Implemented(on_cpu="gloo has sums alone"),
     **_each("model", "batch_p2p_comm sync_batch_comm", _STAGES),
-    "model.overlap_p2p_comm": Implemented(on_cpu="gloo exchanges between pipeline stages one after another"),
     "model.sharp": Refused((False, None), "SHARP is not in this version"),
     **_each("model", "onnx_safe apex_transformer_log_level use_flash_attention", _LEGACY),
     # Megatron-LM's: a mean over the unmasked tokens of a global batch, and not one of micro batches' means.
     "model.calculate_per_token_loss": Refused((True, None), "every token of a global batch weighs the same"),
     # model: recomputing activations
-    **_each(
-        "model",
-        "activations_checkpoint_granularity activations_checkpoint_method activations_checkpoint_num_layers",
-        _IMPLEMENTED,
-    ),
     **_each(
         "model",
         "num_micro_batches_with_partial_activation_checkpoints activations_checkpoint_layers_per_pipeline",
@@ -226,24 +177,21 @@ KEYS: dict[str, Status] = {
     "model.fsdp": Refused((False, None), "FSDP is not in this version"),
     **_each("model", "fsdp_sharding_strategy fsdp_grad_reduce_dtype fsdp_sharded_checkpoint", _FSDP_OFF),
     **_each("model", "nsys_profile torch_profile memory_profile", _NO_PROFILE),
-    **_each("model.nsys_profile", "enabled start_step end_step ranks gen_shape", _NSYS),
+    **_each("model.nsys_profile", "enabled start_step end_step ranks", Implemented(NO_NSYS)),
     "model.nsys_profile.trace": LAUNCHER,
     # A node of ours: NeMo 1.0 has none for torch.profiler.
     **_each("model.torch_profile", "enabled start_step end_step ranks", _IMPLEMENTED),
-    **_each("model.memory_profile", "enabled start_step end_step rank output_path", _MEMORY),
+    **_each("model.memory_profile", "enabled start_step end_step rank", Implemented(NO_MEMORY)),
     # model: tokenizer
-    **_each("model.tokenizer", "library type vocab_file merge_file model", _IMPLEMENTED),
     **_each("model.tokenizer", "use_fast sentencepiece_legacy", _TEXT),
     "model.tokenizer.delimiter": Refused((None,), "only tabular data has one"),
     # model: optimizer
-    **_each("model.optim", "name lr weight_decay betas eps", _IMPLEMENTED),
     **_each(
         "model.optim.sched",
-        "name warmup_steps warmup_ratio constant_steps constant_ratio min_lr max_steps",
+        "warmup_steps warmup_ratio constant_steps constant_ratio max_steps",
         _IMPLEMENTED,
     ),
     "model.optim.sched.last_epoch": Refused((-1, None), "the completed steps say where the schedule stands"),
-    "model.do_layer_norm_weight_decay": _IMPLEMENTED,
     # model: data
     **_each(
         "model.data",
@@ -277,24 +225,20 @@ _T5_ALONE = "megatron-core 0.16's T5Model has none"
 _ONE_CHUNK = "the embeddings and the head are where both stacks are"
 
 # The keys of one stack: model.<name> of a GPT, model.encoder.<name> and model.decoder.<name> of a T5.
-_OF_A_STACK = """
-    num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels
-    init_method_std use_scaled_init_method hidden_dropout attention_dropout ffn_dropout layernorm_epsilon
-    layernorm_zero_centered_gamma normalization activation openai_gelu bias position_embedding_type
-    rotary_percentage rotary_base transformer_block_type normalize_attention_scores headscale
-    apply_query_key_layer_scaling fp32_residual_connection persist_layer_norm bias_activation_fusion
-    bias_dropout_add_fusion masked_softmax_fusion onnx_safe grad_div_ar_fusion
-    activations_checkpoint_granularity activations_checkpoint_method activations_checkpoint_num_layers
+_OTHERS_OF_A_STACK = """
+    position_embedding_type ffn_dropout transformer_block_type headscale apply_query_key_layer_scaling
+    fp32_residual_connection persist_layer_norm masked_softmax_fusion onnx_safe grad_div_ar_fusion
 """
+_OF_A_STACK = (*(key for key, _ in keys_read(Architecture) if "." not in key), *_OTHERS_OF_A_STACK.split())
 _OF_A_GPT = (
-    *(f"model.{name}" for name in _OF_A_STACK.split()),
+    *(f"model.{name}" for name in _OF_A_STACK),
     *("model.mcore_gpt", "model.encoder_seq_length", "model.share_embeddings_and_output_weights"),
     *("model.attention_type", "model.num_micro_batches_with_partial_activation_checkpoints"),
-    *("model.activations_checkpoint_layers_per_pipeline", "model.qkv_bias"),
+    "model.activations_checkpoint_layers_per_pipeline",
     *(f"model.data.{name}" for name in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")),
 )
 _OF_A_T5_STACK: dict[str, Status] = {
-    **{name: KEYS[f"model.{name}"] for name in _OF_A_STACK.split()},
+    **{name: KEYS[f"model.{name}"] for name in _OF_A_STACK},
     "arch": Refused(("transformer", None), _T5_ALONE),
     **dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"), _IMPLEMENTED),
     "relative_position_bias_self_attention_only": Refused((True, None), _T5_ALONE),
@@ -306,6 +250,7 @@ T5_KEYS: dict[str, Status] = {
     "model.mcore_t5": Refused((True, None), "the model is megatron-core's"),
     **_each("model", "seq_length share_decoder_tokens_head_embeddings tokens_head_bias", _IMPLEMENTED),
     "model.share_token_embeddings": Refused((True, None), _T5_ALONE),
+    "model.qkv_bias": Refused((False, None), "only a GPT has a bias on queries, keys and values alone"),
     **_each("model", "pre_process post_process", Refused((True, None), _ONE_CHUNK)),
     # model: parallelism
     "model.pipeline_model_parallel_size": Refused(
@@ -315,9 +260,9 @@ T5_KEYS: dict[str, Status] = {
     "model.virtual_pipeline_model_parallel_size": Refused((1, None), "there is one pipeline stage"),
     "model.context_parallel_size": Refused((1, None), "a T5's targets are too short to be cut"),
     # model: tokenizer and data
-    "model.tokenizer.num_sentinel_tokens": _IMPLEMENTED,
     "model.override_vocab_size": Refused((None,), "the sentinels follow the tokenizer's own tokens"),
-    **_each("model.data", "seq_length_dec masked_lm_prob mean_ngram_size", _IMPLEMENTED),
+    **{key: _IMPLEMENTED for key, _ in keys_read(Denoising)},
+    "model.data.seq_length_dec": _IMPLEMENTED,
     "model.data.dataset_type": Refused(("t5", None), "only T5's span corruption is in this version"),
     **_each("model.data", "geometric_dist max_ngram_size", _SPANS),
     "model.data.whole_word_masking": Irrelevant("spans are of tokens, as in the paper"),

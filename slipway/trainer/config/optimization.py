@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
 from slipway.common.errors import UserError
+from slipway.trainer.config.rows import NUMBER, OFF, Reader, Row, read_rows
 from slipway.trainer.config.values import Values
 
 # NeMo's names for the same optimizer: AdamW over fp32 master weights.
@@ -18,6 +21,20 @@ OPTIMIZERS = (
 SCHEDULES = ("CosineAnnealing", "WarmupAnnealing")
 _NODE = "model.optim"
 _SCHED = f"{_NODE}.sched"
+_FROM_0: Reader = partial(Values.number, default=0.0, minimum=0.0)
+
+
+def _betas(values: Values, key: str) -> tuple[float, float]:
+    raw = values.raw(key)
+    if raw is None:
+        return 0.9, 0.999
+    if not isinstance(raw, list) or len(raw) != 2:
+        values.fail(key, "two numbers in [0, 1)")
+    pair = Values({f"{key}[0]": raw[0], f"{key}[1]": raw[1]})
+    return (
+        pair.number(f"{key}[0]", minimum=0.0, below=1.0),
+        pair.number(f"{key}[1]", minimum=0.0, below=1.0),
+    )
 
 
 @dataclass(frozen=True)
@@ -40,15 +57,19 @@ class Optimization:
         Steps of the warm-up, of the constant end, and of the whole schedule.
     """
 
-    name: str
-    lr: float
-    min_lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    decay_all: bool
-    gradient_clip: float
-    schedule: str
+    name: Annotated[
+        str, Row(f"{_NODE}.name", partial(Values.choice, valid=OPTIMIZERS, default=OPTIMIZERS[0]))
+    ]
+    lr: Annotated[float, Row(f"{_NODE}.lr", NUMBER)]
+    min_lr: Annotated[float, Row(f"{_SCHED}.min_lr", _FROM_0)]
+    betas: Annotated[tuple[float, float], Row(f"{_NODE}.betas", _betas)]
+    eps: Annotated[float, Row(f"{_NODE}.eps", partial(NUMBER, default=1e-8))]
+    weight_decay: Annotated[float, Row(f"{_NODE}.weight_decay", _FROM_0)]
+    decay_all: Annotated[bool, Row("model.do_layer_norm_weight_decay", OFF)]
+    gradient_clip: Annotated[float, Row("trainer.gradient_clip_val", _FROM_0)]
+    schedule: Annotated[
+        str, Row(f"{_SCHED}.name", partial(Values.choice, valid=SCHEDULES, default=SCHEDULES[0]))
+    ]
     warmup_steps: int
     constant_steps: int
     schedule_steps: int
@@ -62,31 +83,28 @@ def read_optimization(values: Values, max_steps: int) -> Optimization:
     UserError
         Naming the key, its value and what is valid.
     """
-    name = values.choice(f"{_NODE}.name", OPTIMIZERS, "mcore_distributed_optim")
-    lr = values.number(f"{_NODE}.lr", minimum=0.0)
-    min_lr = values.number(f"{_SCHED}.min_lr", 0.0, minimum=0.0)
-    if min_lr > lr:
-        raise UserError(f"{_SCHED}.min_lr={min_lr:g}: expected at most {_NODE}.lr={lr:g}")
-    schedule = values.choice(f"{_SCHED}.name", SCHEDULES, "CosineAnnealing")
     total = values.integer(f"{_SCHED}.max_steps", max_steps, minimum=1)
-    constant = _steps(values, "constant", total)
-    if constant and schedule != "CosineAnnealing":
-        key = next(key for key in _pair("constant") if values.is_set(key))
-        values.fail(key, f"null or 0: {schedule} falls until its last step")
-    return Optimization(
-        name=name,
-        lr=lr,
-        min_lr=min_lr,
-        betas=_betas(values),
-        eps=values.number(f"{_NODE}.eps", 1e-8, minimum=0.0),
-        weight_decay=values.number(f"{_NODE}.weight_decay", 0.0, minimum=0.0),
-        decay_all=_decay_all(values, name),
-        gradient_clip=values.number("trainer.gradient_clip_val", 0.0, minimum=0.0),
-        schedule=schedule,
+    optimization = read_rows(
+        Optimization,
+        values,
         warmup_steps=_steps(values, "warmup", total),
-        constant_steps=constant,
+        constant_steps=_steps(values, "constant", total),
         schedule_steps=total,
     )
+    name, lr, min_lr = optimization.name, optimization.lr, optimization.min_lr
+    if min_lr > lr:
+        raise UserError(f"{_SCHED}.min_lr={min_lr:g}: expected at most {_NODE}.lr={lr:g}")
+    if optimization.constant_steps and optimization.schedule != "CosineAnnealing":
+        key = next(key for key in _pair("constant") if values.is_set(key))
+        values.fail(key, f"null or 0: {optimization.schedule} falls until its last step")
+    if optimization.decay_all and name == "mcore_distributed_optim":
+        # NeMo asks for the key, and then lets megatron-core make the groups.
+        values.fail(
+            "model.do_layer_norm_weight_decay",
+            f"False: with {_NODE}.name={name}, in NeMo too, biases and norms are never decayed; "
+            "distributed_fused_adam decays them",
+        )
+    return optimization
 
 
 def _pair(part: str) -> tuple[str, str]:
@@ -105,30 +123,3 @@ def _steps(values: Values, part: str, total: int) -> int:
     if share > 1:
         values.fail(ratio, "a share of the schedule's steps, at most 1")
     return values.integer(steps, int(share * total), minimum=0)
-
-
-def _decay_all(values: Values, name: str) -> bool:
-    key = "model.do_layer_norm_weight_decay"
-    chosen = values.flag(key, False)
-    if chosen and name == "mcore_distributed_optim":
-        # NeMo asks for the key, and then lets megatron-core make the groups.
-        values.fail(
-            key,
-            f"False: with {_NODE}.name={name}, in NeMo too, biases and norms are never decayed; "
-            "distributed_fused_adam decays them",
-        )
-    return chosen
-
-
-def _betas(values: Values) -> tuple[float, float]:
-    key = f"{_NODE}.betas"
-    raw = values.raw(key)
-    if raw is None:
-        return 0.9, 0.999
-    if not isinstance(raw, list) or len(raw) != 2:
-        values.fail(key, "two numbers in [0, 1)")
-    pair = Values({f"{key}[0]": raw[0], f"{key}[1]": raw[1]})
-    return (
-        pair.number(f"{key}[0]", minimum=0.0, below=1.0),
-        pair.number(f"{key}[1]", minimum=0.0, below=1.0),
-    )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated
 
 from slipway.common.errors import UserError
+from slipway.trainer.config.rows import OFF, ON, SIZE, Reader, Row, optional, read_rows
 from slipway.trainer.config.values import Values
 
 PIPELINE = "model.pipeline_model_parallel_size"
 VIRTUAL = "model.virtual_pipeline_model_parallel_size"
+_RANKS: Reader = partial(Values.integer, default=1, minimum=1)
+_NO_GATHER = "only the distributed optimizer gathers weights, and every rank has whole optimizer states"
 
 
 @dataclass(frozen=True)
@@ -23,8 +28,10 @@ class Timeouts:
         Seconds, from then on; None for as long as before.
     """
 
-    start: int = 30
-    after_start: int | None = None
+    start: Annotated[int, Row("model.distributed_timeout_minutes", partial(SIZE, default=30))] = 30
+    after_start: Annotated[
+        int | None, Row("model.distributed_timeout_seconds_after_init", optional(SIZE))
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -49,12 +56,12 @@ class Overlap:
         gradients that were divided before.
     """
 
-    gradients: bool
-    parameters: bool
-    bucket_size: int | None
-    align_gradients: bool
-    align_parameters: bool
-    average: bool
+    gradients: Annotated[bool, Row("model.optim.overlap_grad_sync", OFF)]
+    parameters: Annotated[bool, Row("model.optim.overlap_param_sync", OFF, on_cpu=_NO_GATHER)]
+    bucket_size: Annotated[int | None, Row("model.optim.ddp_bucket_size", optional(SIZE))]
+    align_gradients: Annotated[bool, Row("model.optim.align_grad_reduce", ON)]
+    align_parameters: Annotated[bool, Row("model.optim.align_param_gather", OFF, on_cpu=_NO_GATHER)]
+    average: Annotated[bool, Row("model.optim.average_in_collective", ON, on_cpu="gloo has sums alone")]
 
 
 @dataclass(frozen=True)
@@ -76,13 +83,18 @@ class Parallel:
         `sequence`.
     """
 
-    tensor: int
-    pipeline: int
-    virtual: int
-    context: int
-    sequence: bool
-    overlap_p2p: bool
-    overlap_tensor: bool
+    tensor: Annotated[int, Row("model.tensor_model_parallel_size", _RANKS)]
+    pipeline: Annotated[int, Row(PIPELINE, _RANKS)]
+    virtual: Annotated[int, Row(VIRTUAL, _RANKS)]
+    context: Annotated[int, Row("model.context_parallel_size", _RANKS)]
+    sequence: Annotated[bool, Row("model.sequence_parallel", OFF)]
+    overlap_p2p: Annotated[
+        bool,
+        Row("model.overlap_p2p_comm", OFF, on_cpu="gloo exchanges between pipeline stages one after another"),
+    ]
+    overlap_tensor: Annotated[
+        bool, Row("model.ub_tp_comm_overlap", OFF, on_cpu="Transformer Engine's exchanges need CUDA")
+    ]
 
     @property
     def model(self) -> int:
@@ -98,25 +110,14 @@ def read_parallel(values: Values) -> Parallel:
     UserError
         If a value is invalid, or two values contradict each other.
     """
-    tensor = values.integer("model.tensor_model_parallel_size", 1, minimum=1)
-    pipeline = values.integer(PIPELINE, 1, minimum=1)
-    virtual = values.integer(VIRTUAL, 1, minimum=1)
-    if virtual > 1 and pipeline == 1:
+    parallel = read_rows(Parallel, values)
+    if parallel.virtual > 1 and parallel.pipeline == 1:
         raise UserError(
-            f"{VIRTUAL}={virtual}: virtual stages are parts of pipeline stages, but {PIPELINE}=1; "
+            f"{VIRTUAL}={parallel.virtual}: virtual stages are parts of pipeline stages, but {PIPELINE}=1; "
             "expected null, or more pipeline stages"
         )
-    sequence = values.flag("model.sequence_parallel", False)
-    return Parallel(
-        tensor=tensor,
-        pipeline=pipeline,
-        virtual=virtual,
-        context=values.integer("model.context_parallel_size", 1, minimum=1),
-        # It shares what tensor parallelism leaves whole: NeMo switches it off too where there is none.
-        sequence=sequence and tensor > 1,
-        overlap_p2p=values.flag("model.overlap_p2p_comm", False),
-        overlap_tensor=values.flag("model.ub_tp_comm_overlap", False),
-    )
+    # It shares what tensor parallelism leaves whole: NeMo switches it off too where there is none.
+    return replace(parallel, sequence=parallel.sequence and parallel.tensor > 1)
 
 
 def read_overlap(values: Values) -> Overlap:
@@ -127,32 +128,9 @@ def read_overlap(values: Values) -> Overlap:
     UserError
         If weights are gathered early and gradients are not reduced early, which megatron-core cannot do.
     """
-    node = "model.optim"
-    gradients = values.flag(f"{node}.overlap_grad_sync", False)
-    parameters = values.flag(f"{node}.overlap_param_sync", False)
-    if parameters and not gradients:
-        values.fail(f"{node}.overlap_param_sync", f"False, or {node}.overlap_grad_sync=True beside it")
-    size = f"{node}.ddp_bucket_size"
-    return Overlap(
-        gradients=gradients,
-        parameters=parameters,
-        bucket_size=values.integer(size, minimum=1) if values.is_set(size) else None,
-        align_gradients=values.flag(f"{node}.align_grad_reduce", True),
-        align_parameters=values.flag(f"{node}.align_param_gather", False),
-        average=values.flag(f"{node}.average_in_collective", True),
-    )
-
-
-def read_timeouts(values: Values) -> Timeouts:
-    """Read Megatron-LM's two timeouts.
-
-    Raises
-    ------
-    UserError
-        If one is no whole number above 0.
-    """
-    after = "model.distributed_timeout_seconds_after_init"
-    return Timeouts(
-        start=values.integer("model.distributed_timeout_minutes", Timeouts.start, minimum=1),
-        after_start=values.integer(after, minimum=1) if values.is_set(after) else None,
-    )
+    overlap = read_rows(Overlap, values)
+    if overlap.parameters and not overlap.gradients:
+        values.fail(
+            "model.optim.overlap_param_sync", "False, or model.optim.overlap_grad_sync=True beside it"
+        )
+    return overlap

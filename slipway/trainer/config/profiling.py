@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from slipway.trainer.config.rows import OFF, Row, optional, path, read_rows
 from slipway.trainer.config.values import Values
+
+NO_NSYS = "Nsight Systems traces GPUs"
+NO_MEMORY = "memory snapshots are of CUDA's allocator"
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,10 @@ class Profiling:
     nsys: ProfiledSteps | None
     torch: ProfiledSteps | None
     memory: ProfiledSteps | None
-    shapes: bool
-    memory_directory: Path | None
+    shapes: Annotated[bool, Row("model.nsys_profile.gen_shape", OFF, on_cpu=NO_NSYS)]
+    memory_directory: Annotated[
+        Path | None, Row("model.memory_profile.output_path", optional(path), on_cpu=NO_MEMORY)
+    ]
 
 
 def read_profiling(values: Values, max_steps: int, ranks: int | None) -> Profiling:
@@ -58,13 +65,12 @@ def read_profiling(values: Values, max_steps: int, ranks: int | None) -> Profili
             "model.torch_profile.enabled",
             "False with model.nsys_profile.enabled=True: torch has one profiler at a time",
         )
-    path = "model.memory_profile.output_path"
-    return Profiling(
+    return read_rows(
+        Profiling,
+        values,
         nsys=nsys,
         torch=torch,
         memory=_profiled(values, "model.memory_profile", "rank", max_steps, ranks),
-        shapes=values.flag("model.nsys_profile.gen_shape", False),
-        memory_directory=Path(values.text(path)) if values.is_set(path) else None,
     )
 
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
+from slipway.trainer.config.rows import COUNT, NUMBER, ON, Row, optional, read_rows
 from slipway.trainer.config.values import Values
+
+
+def _owner(values: Values, key: str) -> str:
+    value = values.raw(key)
+    return str(value) if type(value) is int and value >= 0 else values.text(key)
 
 
 @dataclass(frozen=True)
@@ -31,11 +38,11 @@ class Resume:
         nobody. It is no part of the intervention.
     """
 
-    checkpoint: str | None = None
-    load_optimizer: bool = True
-    lr_scale: float = 1.0
-    data_generation: int = 0
-    trust_owner: str | None = None
+    checkpoint: Annotated[str | None, Row("resume.checkpoint", optional(Values.text))] = None
+    load_optimizer: Annotated[bool, Row("resume.load_optimizer", ON)] = True
+    lr_scale: Annotated[float, Row("resume.lr_scale", partial(NUMBER, default=1.0))] = 1.0
+    data_generation: Annotated[int, Row("resume.data_generation", COUNT)] = 0
+    trust_owner: Annotated[str | None, Row("resume.trust_owner", optional(_owner))] = None
 
     def record(self) -> dict[str, Any]:
         """Return the intervention as a marker records it."""
@@ -54,30 +61,14 @@ def read_resume(values: Values) -> Resume:
     UserError
         If a value is invalid, or contradicts another.
     """
-    key, default = "resume.checkpoint", Resume()
-    checkpoint = values.text(key) if values.is_set(key) else None
-    if checkpoint is not None and not _is_one(checkpoint):
+    resume, key = read_rows(Resume, values), "resume.checkpoint"
+    if resume.checkpoint is not None and not _is_one(resume.checkpoint):
         values.fail(key, "the name or the absolute path of one checkpoint, or null for the newest")
-    if checkpoint is not None and not values.flag("exp_manager.resume_if_exists", False):
+    if resume.checkpoint is not None and not values.flag("exp_manager.resume_if_exists", False):
         values.fail(key, "null with exp_manager.resume_if_exists=False, which starts at step 0")
-    lr_scale = values.number("resume.lr_scale", default.lr_scale, minimum=0.0)
-    if lr_scale == 0.0:
+    if resume.lr_scale == 0.0:
         values.fail("resume.lr_scale", "a number above 0")
-    return Resume(
-        checkpoint=checkpoint,
-        load_optimizer=values.flag("resume.load_optimizer", default.load_optimizer),
-        lr_scale=lr_scale,
-        data_generation=values.integer("resume.data_generation", default.data_generation, minimum=0),
-        trust_owner=_owner(values),
-    )
-
-
-def _owner(values: Values) -> str | None:
-    key = "resume.trust_owner"
-    if not values.is_set(key):
-        return None
-    value = values.raw(key)
-    return str(value) if type(value) is int and value >= 0 else values.text(key)
+    return resume
 
 
 def _is_one(checkpoint: str) -> bool:

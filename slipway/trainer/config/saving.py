@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from slipway.trainer.checkpoint.naming import FIELDS, check_template
+from slipway.trainer.config.rows import ON, Row, read_rows
 from slipway.trainer.config.values import Values
 
 _NODE = "exp_manager.checkpoint_callback_params"
@@ -31,14 +33,17 @@ class Saving:
         The best `keep` by a value of which less ("min") or more ("max") is better; -1 for all.
     """
 
-    enabled: bool
+    enabled: Annotated[bool, Row("exp_manager.create_checkpoint_callback", ON)]
     directory: Path
-    name: str
+    name: Annotated[str, Row(f"{_NODE}.filename", partial(Values.text, default=DEFAULT_FILENAME))]
     every: int
-    background: bool
-    keep: int
-    monitor: str
-    mode: Literal["min", "max"]
+    background: Annotated[bool, Row(f"{_NODE}.async_save", ON)]
+    keep: Annotated[int, Row(f"{_NODE}.save_top_k", partial(Values.integer, default=3, minimum=-1))]
+    monitor: Annotated[str, Row(f"{_NODE}.monitor", partial(Values.choice, valid=FIELDS, default="val_loss"))]
+    mode: Annotated[
+        Literal["min", "max"],
+        Row(f"{_NODE}.mode", partial(Values.choice, valid=("min", "max"), default="min")),
+    ]
 
 
 def read_saving(values: Values, log_dir: Path, val_interval: int) -> Saving:
@@ -50,16 +55,11 @@ def read_saving(values: Values, log_dir: Path, val_interval: int) -> Saving:
         If a value is invalid.
     """
     dirpath = f"{_NODE}.dirpath"
-    name = values.text(f"{_NODE}.filename", DEFAULT_FILENAME)
-    check_template(name)
-    mode = values.choice(f"{_NODE}.mode", ("min", "max"), "min")
-    return Saving(
-        enabled=values.flag("exp_manager.create_checkpoint_callback", True),
+    saving = read_rows(
+        Saving,
+        values,
         directory=Path(values.text(dirpath)) if values.is_set(dirpath) else log_dir / "checkpoints",
-        name=name,
         every=values.integer(f"{_NODE}.every_n_train_steps", val_interval, minimum=0),
-        background=values.flag(f"{_NODE}.async_save", True),
-        keep=values.integer(f"{_NODE}.save_top_k", 3, minimum=-1),
-        monitor=values.choice(f"{_NODE}.monitor", FIELDS, "val_loss"),
-        mode="min" if mode == "min" else "max",
     )
+    check_template(saving.name)
+    return saving

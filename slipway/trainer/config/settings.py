@@ -5,24 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from slipway.trainer.config.architecture import Architecture, read_architecture
 from slipway.trainer.config.data import Data, read_data
 from slipway.trainer.config.fp8 import Fp8, read_fp8
 from slipway.trainer.config.optimization import Optimization, read_optimization
-from slipway.trainer.config.parallel import (
-    Overlap,
-    Parallel,
-    Timeouts,
-    read_overlap,
-    read_parallel,
-    read_timeouts,
-)
+from slipway.trainer.config.parallel import Overlap, Parallel, Timeouts, read_overlap, read_parallel
 from slipway.trainer.config.profiling import Profiling, read_profiling
 from slipway.trainer.config.rampup import Rampup, read_rampup
 from slipway.trainer.config.resume import Resume, read_resume
+from slipway.trainer.config.rows import COUNT, OFF, ON, SIZE, Row, optional, path, read_rows, rows_of
 from slipway.trainer.config.saving import Saving, read_saving
 from slipway.trainer.config.t5 import Denoising, is_t5, read_denoising, read_stacks
 from slipway.trainer.config.values import Values
@@ -33,15 +28,76 @@ PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "32": "fp32", "32-true": "fp
 _DURATION = re.compile(":".join([r"(\d{1,9})"] * 4), re.ASCII)
 
 
+def _restore_from(values: Values, key: str) -> Path:
+    start = path(values, key)
+    if not start.is_absolute():
+        values.fail(key, "the absolute path of a checkpoint, or of a directory of checkpoints")
+    if start.suffix == ".nemo":
+        values.fail(key, "a checkpoint of this trainer: a .nemo archive needs NeMo (engine=nemo)")
+    return start
+
+
+def _precision(values: Values, key: str) -> Literal["bf16", "fp32"]:
+    if str(values.raw(key)).removeprefix("fp").removeprefix("float").startswith("16"):
+        values.fail(
+            key,
+            "bf16, or 32 where the GPU has no bf16, such as a V100 or T4: fp16 and its loss scaling are not "
+            "in this version; engine=nemo and engine=megatron_lm have them",
+        )
+    precision = values.choice(key, tuple(PRECISIONS), "32")
+    if PRECISIONS[precision] == "fp32":
+        return "fp32"
+    if not values.flag("model.megatron_amp_O2", False):
+        values.fail(
+            "model.megatron_amp_O2", "True with trainer.precision=bf16: weights in bf16, masters in fp32"
+        )
+    return "bf16"
+
+
+def _max_seconds(values: Values, key: str) -> float | None:
+    limits = [_duration(values, limit) for limit in (key, "exp_manager.max_time_per_run")]
+    set_limits = [limit for limit in limits if limit is not None]
+    return min(set_limits) if set_limits else None
+
+
+def _duration(values: Values, key: str) -> float | None:
+    """Read Lightning's ``DD:HH:MM:SS`` as seconds."""
+    if not values.is_set(key):
+        return None
+    raw = values.raw(key)
+    match = _DURATION.fullmatch(raw) if isinstance(raw, str) else None
+    if not match:
+        values.fail(key, "a quoted duration days:hours:minutes:seconds, such as '00:23:30:00'")
+    days, hours, minutes, seconds = map(int, match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _val_interval(values: Values, key: str) -> int:
+    if isinstance(values.raw(key), float):
+        values.fail(key, "a whole number of steps; a fraction of an epoch has no meaning here")
+    return values.integer(key, 1000, minimum=1)
+
+
+def _val_batches(values: Values, key: str) -> int:
+    raw = values.raw(key)
+    if isinstance(raw, float) and raw != 0.0:
+        values.fail(key, "a whole number of global batches, or 0 for no validation")
+    return values.integer(key, 50, minimum=0)
+
+
+def _devices(values: Values, key: str) -> int | None:
+    return None if values.raw(key) in (None, "auto", -1) else values.integer(key, minimum=1)
+
+
 @dataclass(frozen=True)
 class Output:
     """The directory of a training's logs, and whether the training continues an earlier launch."""
 
-    log_dir: Path
-    resume: bool
-    resume_or_start: bool
-    tensorboard: bool
-    log_every: int
+    log_dir: Annotated[Path, Row("exp_manager.explicit_log_dir", path)]
+    resume: Annotated[bool, Row("exp_manager.resume_if_exists", OFF)]
+    resume_or_start: Annotated[bool, Row("exp_manager.resume_ignore_no_checkpoint", ON)]
+    tensorboard: Annotated[bool, Row("exp_manager.create_tensorboard_logger", ON)]
+    log_every: Annotated[int, Row("trainer.log_every_n_steps", partial(SIZE, default=10))]
 
 
 @dataclass(frozen=True)
@@ -63,28 +119,39 @@ class Settings:
     output: Output
     saving: Saving
     resume: Resume
-    restore_from: Path | None
-    precision: Literal["bf16", "fp32"]
+    restore_from: Annotated[Path | None, Row("restore_from_path", optional(_restore_from))]
+    precision: Annotated[
+        Literal["bf16", "fp32"], Row("trainer.precision", _precision, also=("model.megatron_amp_O2",))
+    ]
     fp8: Fp8 | None
-    seed: int
+    seed: Annotated[int, Row("model.seed", partial(COUNT, default=1234))]
     parallel: Parallel
     overlap: Overlap
-    micro_batch: int
-    global_batch: int
+    micro_batch: Annotated[int, Row("model.micro_batch_size", SIZE)]
+    global_batch: Annotated[int, Row("model.global_batch_size", SIZE)]
     rampup: Rampup | None
-    max_steps: int
-    max_seconds: float | None
-    val_interval: int
-    val_batches: int
-    gc_interval: int
-    cpu_weights: bool
-    accumulation_fusion: bool
-    deterministic: bool
+    max_steps: Annotated[int, Row("trainer.max_steps", SIZE)]
+    max_seconds: Annotated[
+        float | None, Row("trainer.max_time", _max_seconds, also=("exp_manager.max_time_per_run",))
+    ]
+    val_interval: Annotated[int, Row("trainer.val_check_interval", _val_interval)]
+    val_batches: Annotated[int, Row("trainer.limit_val_batches", _val_batches)]
+    gc_interval: Annotated[int, Row("model.gc_interval", COUNT)]
+    cpu_weights: Annotated[
+        bool, Row("model.use_cpu_initialization", OFF, on_cpu="weights are made where they live")
+    ]
+    accumulation_fusion: Annotated[
+        bool,
+        Row("model.gradient_accumulation_fusion", OFF, on_cpu="kernels of Transformer Engine and Apex"),
+    ]
+    deterministic: Annotated[bool, Row("model.deterministic_mode", OFF)]
     timeouts: Timeouts
     profiling: Profiling
-    accelerator: str
-    nodes: int | None
-    devices: int | None
+    accelerator: Annotated[
+        str, Row("trainer.accelerator", partial(Values.choice, valid=ACCELERATORS, default="auto"))
+    ]
+    nodes: Annotated[int | None, Row("trainer.num_nodes", optional(SIZE))]
+    devices: Annotated[int | None, Row("trainer.devices", _devices)]
     configuration: dict[str, Any]
 
     @property
@@ -120,128 +187,25 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         Naming the key, its value and what is valid.
     """
     values = Values(flat)
-    max_steps = values.integer("trainer.max_steps", minimum=1)
-    global_batch = values.integer("model.global_batch_size", minimum=1)
-    output, val_interval = _output(values), _val_interval(values)
-    t5, precision = is_t5(flat), _precision(values)
-    nodes, devices = _nodes(values), _devices(values)
-    ranks = nodes * devices if nodes and devices else None
+    own = {name: row.read(values, row.key) for name, row in rows_of(Settings).items() if row.read}
+    t5, output = is_t5(flat), read_rows(Output, values)
+    ranks = own["nodes"] * own["devices"] if own["nodes"] and own["devices"] else None
     encoder, architecture = read_stacks(values) if t5 else (None, read_architecture(values))
     return Settings(
         architecture=architecture,
         encoder=encoder,
         denoising=read_denoising(values) if t5 else None,
-        optimization=read_optimization(values, max_steps),
+        optimization=read_optimization(values, own["max_steps"]),
         data=read_data(values, t5),
         output=output,
-        saving=read_saving(values, output.log_dir, val_interval),
+        saving=read_saving(values, output.log_dir, own["val_interval"]),
         resume=read_resume(values),
-        restore_from=_restore_from(values),
-        precision=precision,
-        fp8=read_fp8(values, precision),
-        seed=values.integer("model.seed", 1234, minimum=0),
+        fp8=read_fp8(values, own["precision"]),
         parallel=read_parallel(values),
         overlap=read_overlap(values),
-        micro_batch=values.integer("model.micro_batch_size", minimum=1),
-        global_batch=global_batch,
-        rampup=read_rampup(values, global_batch),
-        max_steps=max_steps,
-        max_seconds=_max_seconds(values),
-        val_interval=val_interval,
-        val_batches=_val_batches(values),
-        gc_interval=values.integer("model.gc_interval", 0, minimum=0),
-        accumulation_fusion=values.flag("model.gradient_accumulation_fusion", False),
-        cpu_weights=values.flag("model.use_cpu_initialization", False),
-        deterministic=values.flag("model.deterministic_mode", False),
-        timeouts=read_timeouts(values),
-        profiling=read_profiling(values, max_steps, ranks),
-        accelerator=values.choice("trainer.accelerator", ACCELERATORS, "auto"),
-        nodes=nodes,
-        devices=devices,
+        rampup=read_rampup(values, own["global_batch"]),
+        timeouts=read_rows(Timeouts, values),
+        profiling=read_profiling(values, own["max_steps"], ranks),
         configuration=dict(flat),
+        **own,
     )
-
-
-def _output(values: Values) -> Output:
-    node = "exp_manager"
-    return Output(
-        log_dir=Path(values.text(f"{node}.explicit_log_dir")),
-        resume=values.flag(f"{node}.resume_if_exists", False),
-        resume_or_start=values.flag(f"{node}.resume_ignore_no_checkpoint", True),
-        tensorboard=values.flag(f"{node}.create_tensorboard_logger", True),
-        log_every=values.integer("trainer.log_every_n_steps", 10, minimum=1),
-    )
-
-
-def _restore_from(values: Values) -> Path | None:
-    key = "restore_from_path"
-    if not values.is_set(key):
-        return None
-    path = Path(values.text(key))
-    if not path.is_absolute():
-        values.fail(key, "the absolute path of a checkpoint, or of a directory of checkpoints")
-    if path.suffix == ".nemo":
-        values.fail(key, "a checkpoint of this trainer: a .nemo archive needs NeMo (engine=nemo)")
-    return path
-
-
-def _precision(values: Values) -> Literal["bf16", "fp32"]:
-    key = "trainer.precision"
-    if str(values.raw(key)).removeprefix("fp").removeprefix("float").startswith("16"):
-        values.fail(
-            key,
-            "bf16, or 32 where the GPU has no bf16, such as a V100 or T4: fp16 and its loss scaling are not "
-            "in this version; engine=nemo and engine=megatron_lm have them",
-        )
-    precision = values.choice(key, tuple(PRECISIONS), "32")
-    if PRECISIONS[precision] == "fp32":
-        return "fp32"
-    if not values.flag("model.megatron_amp_O2", False):
-        values.fail(
-            "model.megatron_amp_O2", "True with trainer.precision=bf16: weights in bf16, masters in fp32"
-        )
-    return "bf16"
-
-
-def _max_seconds(values: Values) -> float | None:
-    limits = [_duration(values, key) for key in ("trainer.max_time", "exp_manager.max_time_per_run")]
-    set_limits = [limit for limit in limits if limit is not None]
-    return min(set_limits) if set_limits else None
-
-
-def _duration(values: Values, key: str) -> float | None:
-    """Read Lightning's ``DD:HH:MM:SS`` as seconds."""
-    if not values.is_set(key):
-        return None
-    raw = values.raw(key)
-    match = _DURATION.fullmatch(raw) if isinstance(raw, str) else None
-    if not match:
-        values.fail(key, "a quoted duration days:hours:minutes:seconds, such as '00:23:30:00'")
-    days, hours, minutes, seconds = map(int, match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-def _val_interval(values: Values) -> int:
-    key = "trainer.val_check_interval"
-    if isinstance(values.raw(key), float):
-        values.fail(key, "a whole number of steps; a fraction of an epoch has no meaning here")
-    return values.integer(key, 1000, minimum=1)
-
-
-def _val_batches(values: Values) -> int:
-    key = "trainer.limit_val_batches"
-    raw = values.raw(key)
-    if isinstance(raw, float) and raw != 0.0:
-        values.fail(key, "a whole number of global batches, or 0 for no validation")
-    return values.integer(key, 50, minimum=0)
-
-
-def _nodes(values: Values) -> int | None:
-    key = "trainer.num_nodes"
-    return values.integer(key, minimum=1) if values.is_set(key) else None
-
-
-def _devices(values: Values) -> int | None:
-    if values.raw("trainer.devices") in (None, "auto", -1):
-        return None
-    return values.integer("trainer.devices", minimum=1)

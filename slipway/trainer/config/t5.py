@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 from slipway.common.errors import UserError
 from slipway.trainer.config.architecture import Architecture, max_positions, read_stack
+from slipway.trainer.config.rows import SIZE, Row, read_rows
 from slipway.trainer.config.values import Values
 
 ENCODER = "model.encoder"
 DECODER = "model.decoder"
 POSITIONS = ("learned_absolute", "rope", "relative")
-# Raffel et al. 2019, section 3.3.4: the mean length of a span in the paper's baseline.
-_MEAN_SPAN = 3.0
+_DENSITY = "model.data.masked_lm_prob"
 
 
 @dataclass(frozen=True)
 class Denoising:
-    """Span corruption.
+    """Span corruption (Raffel et al. 2019).
 
     Attributes
     ----------
@@ -31,9 +32,12 @@ class Denoising:
         How many tokens the vocabulary has that stand for a span.
     """
 
-    density: float
-    mean_span: float
-    sentinels: int
+    density: Annotated[float, Row(_DENSITY, partial(Values.number, default=0.15, minimum=0.0, below=1.0))]
+    # Section 3.3.4: the mean length of a span in the paper's baseline.
+    mean_span: Annotated[
+        float, Row("model.data.mean_ngram_size", partial(Values.number, default=3.0, minimum=1.0))
+    ]
+    sentinels: Annotated[int, Row("model.tokenizer.num_sentinel_tokens", partial(SIZE, default=100))]
 
 
 def is_t5(flat: Mapping[str, Any]) -> bool:
@@ -91,14 +95,10 @@ def read_denoising(values: Values) -> Denoising:
     UserError
         If a value is invalid.
     """
-    density = values.number("model.data.masked_lm_prob", 0.15, minimum=0.0, below=1.0)
-    if density == 0:
-        values.fail("model.data.masked_lm_prob", "a number above 0: the share of tokens to predict")
-    return Denoising(
-        density=density,
-        mean_span=values.number("model.data.mean_ngram_size", _MEAN_SPAN, minimum=1.0),
-        sentinels=values.integer("model.tokenizer.num_sentinel_tokens", 100, minimum=1),
-    )
+    denoising = read_rows(Denoising, values)
+    if denoising.density == 0:
+        values.fail(_DENSITY, "a number above 0: the share of tokens to predict")
+    return denoising
 
 
 def _check_agreement(encoder: Architecture, decoder: Architecture) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Annotated, Literal, get_args
 
+from slipway.trainer.config.rows import SIZE, Row, optional, path
 from slipway.trainer.config.values import Values
 
 _NODE = "model.tokenizer"
 Library = Literal["megatron", "sentencepiece", "huggingface"]
 WORDPIECES = ("BertWordPieceCase", "BertWordPieceLowerCase")
 MEGATRON_TYPES = ("GPT2BPETokenizer", *WORDPIECES)
+
+
+def _name(values: Values, key: str) -> str:
+    library = values.raw(f"{_NODE}.library") or "megatron"
+    if library == "megatron":
+        return values.choice(key, MEGATRON_TYPES, "GPT2BPETokenizer")
+    return values.text(key) if library == "huggingface" else ""
 
 
 @dataclass(frozen=True)
@@ -33,42 +42,12 @@ class Tokenizer:
         parallelism divides.
     """
 
-    library: Library = "megatron"
-    name: str = "GPT2BPETokenizer"
-    model: Path | None = None
-    vocab_file: Path | None = None
-    merge_file: Path | None = None
-    override_size: int | None = None
-
-
-def read_tokenizer(values: Values) -> Tokenizer:
-    """Read the node; no file is opened.
-
-    Raises
-    ------
-    UserError
-        If a value is invalid.
-    """
-    library = values.choice(f"{_NODE}.library", get_args(Library), "megatron")
-    override = "model.override_vocab_size"
-    return Tokenizer(
-        library=cast(Library, library),
-        name=_name(values, library),
-        model=_path(values, f"{_NODE}.model"),
-        vocab_file=_path(values, f"{_NODE}.vocab_file"),
-        merge_file=_path(values, f"{_NODE}.merge_file"),
-        override_size=values.integer(override, minimum=1) if values.is_set(override) else None,
-    )
-
-
-def _name(values: Values, library: str) -> str:
-    key = f"{_NODE}.type"
-    if library == "megatron":
-        return values.choice(key, MEGATRON_TYPES, "GPT2BPETokenizer")
-    if library == "huggingface":
-        return values.text(key)
-    return ""
-
-
-def _path(values: Values, key: str) -> Path | None:
-    return Path(values.text(key)) if values.is_set(key) else None
+    library: Annotated[
+        Library,
+        Row(f"{_NODE}.library", partial(Values.choice, valid=get_args(Library), default="megatron")),
+    ] = "megatron"
+    name: Annotated[str, Row(f"{_NODE}.type", _name)] = "GPT2BPETokenizer"
+    model: Annotated[Path | None, Row(f"{_NODE}.model", optional(path))] = None
+    vocab_file: Annotated[Path | None, Row(f"{_NODE}.vocab_file", optional(path))] = None
+    merge_file: Annotated[Path | None, Row(f"{_NODE}.merge_file", optional(path))] = None
+    override_size: Annotated[int | None, Row("model.override_vocab_size", optional(SIZE))] = None

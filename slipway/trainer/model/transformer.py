@@ -11,7 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import init_method_normal
 
 from slipway.common.errors import UserError
-from slipway.trainer.config.architecture import Architecture
+from slipway.trainer.config.architecture import ROWS, Architecture
 from slipway.trainer.config.fp8 import NEEDS
 from slipway.trainer.config.parallel import Parallel
 from slipway.trainer.config.settings import Settings
@@ -77,27 +77,13 @@ def transformer_config(
     dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
     function, fused = activation(shape, rank_context.device)
     return TransformerConfig(
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.ffn_hidden_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_query_groups,
-        kv_channels=shape.kv_channels,
-        hidden_dropout=shape.hidden_dropout,
-        attention_dropout=shape.attention_dropout,
-        normalization=shape.normalization,
-        layernorm_epsilon=shape.norm_epsilon,
-        layernorm_zero_centered_gamma=shape.zero_centered_gamma,
-        add_bias_linear=shape.bias,
-        add_qkv_bias=shape.qkv_bias,
+        **{row.megatron: getattr(shape, name) for name, row in ROWS.items() if row.megatron},
         gated_linear_unit=shape.activation.endswith("glu"),
         activation_func=function,
         bias_activation_fusion=fused,
-        bias_dropout_fusion=shape.bias_dropout_fusion,
         rotary_interleaved=shape.rope.interleaved,
         apply_rope_fusion=shape.rope.fusion and uses_transformer_engine(shape, rank_context.device),
         cross_entropy_loss_fusion=shape.loss_fusion and fuses_loss(settings),
-        init_method_std=shape.init_std,
         output_layer_init_method=None if shape.scaled_init else init_method_normal(shape.init_std),
         softmax_scale=None if shape.normalize_scores else 1.0,
         # The local attention computes its softmax in bf16 otherwise, which Transformer Engine never does.

@@ -305,7 +305,7 @@ def test_keys_that_change_the_computation_are_reported(converted_models: Convert
     shape = description.decoder
     other = replace(shape, rotary_base=10000, norm_epsilon=1e-5, rope=replace(shape.rope, fusion=True))
     differences = list(compatible.function_differences(description, replace(description, decoder=other)))
-    assert differences == [("model.layernorm_epsilon", 1e-3, 1e-5), ("model.rotary_base", 500000, 10000)]
+    assert differences == [("model.rotary_base", 500000, 10000), ("model.layernorm_epsilon", 1e-3, 1e-5)]
     assert list(compatible.function_differences(description, description)) == []
 
 

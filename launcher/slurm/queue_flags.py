@@ -1,0 +1,67 @@
+"""The keys of `cluster` that are flags of sbatch with the same names and values: a line for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from slipway.common.sections import one_line
+
+
+def as_text(value: Any) -> Any:
+    """Refuse a number, which YAML and Hydra read where text is meant: 0042 is 34 to them, 1:30:00 is 5400.
+
+    Whoever catches this knows the file and the override, and reads the value as it was written.
+    """
+    if isinstance(value, (int, float)):
+        raise PydanticCustomError("number_for_text", "text; a number needs quotes")
+    return value
+
+
+def _joined(value: Any) -> Any:
+    # Hydra takes a list on the command line more easily than a text with commas.
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value if item is not None) or None
+    return as_text(value)
+
+
+def _not_empty(value: str | None) -> str | None:
+    if value is not None and not value.strip():
+        raise ValueError("an empty value; null leaves the option out")
+    return value
+
+
+# Every text of ours reaches a script, where it is part of a line.
+Line = Annotated[str, AfterValidator(one_line)]
+Text = Annotated[Line, BeforeValidator(as_text)]
+Option = Annotated[Text | None, AfterValidator(_not_empty)]
+Words = Annotated[Line | None, BeforeValidator(_joined), AfterValidator(_not_empty)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueFlags:
+    """The flags that say where and when a job waits, in the order of the script's header.
+
+    A field is the key of `cluster`, the flag of sbatch, and what `cluster.sbatch` refuses that flag for.
+    ``None`` leaves a flag out, ``False`` is its opposite (``--no-requeue``).
+    """
+
+    partition: Option = None
+    account: Option = None
+    qos: Option = None
+    reservation: Option = None
+    constraint: Option = None
+    nodelist: Words = None
+    exclude: Words = None
+    switches: Option = None
+    licenses: Words = None
+    begin: Option = None
+    deadline: Option = None
+    requeue: bool | None = None
+    signal: Option = None
+    mail_type: Words = None
+    mail_user: Option = None
+    comment: Text | None = None
