@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.secrecy import MASK, hidden, is_secret_name, without_secrets
-from slipway.common.node.rules import EXIT_INTERRUPTED
+from slipway.common.node.settings import EXIT_INTERRUPTED
 
 _LONGEST = 160
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from slipway.common.node import failure_rules  # noqa: E402
-from slipway.common.node.rules import FailureRule  # noqa: E402
+from slipway.common.node.failure_rules import FailureRule  # noqa: E402
 
 PAGE = ROOT / "docs" / "failures.md"
 

@@ -17,7 +17,7 @@ from slipway.common.node.settings import SLURM
 from slipway.common.node.slurm_states import LIVE, STATES, state_at_end
 from slipway.supervisor import chain
 from slipway.supervisor.chain import Before, Effect, Ending
-from slipway.supervisor.following import Following, name_script
+from slipway.supervisor.dependent_stages import DependentStages, name_script
 from slipway.supervisor.hooks import Hook
 from slipway.supervisor.job import Job, Leave
 from slipway.supervisor.slurm import JobRecord, Slurm, submitted_id
@@ -46,7 +46,7 @@ class Link:
     def __init__(self, job: Job, slurm: Slurm) -> None:
         self._job, self._slurm = job, slurm
         self._settings, self._chain = job.settings, job.settings.chain
-        self._following = Following(job, slurm)
+        self._dependents = DependentStages(job, slurm)
         self._failures = 0
         self._began_with: Optional[checkpoints.Progress] = None
         self._is_beginning_known = False
@@ -65,7 +65,7 @@ class Link:
         Leave
             If the chain has ended, or that of the stage before is not done: the job has nothing to do.
         """
-        self._following.require_done()
+        self._dependents.require_done()
         self._tidy()
         with self._job.best_effort("its newest checkpoint is not known"):
             self._began_with = self._progress()
@@ -80,10 +80,10 @@ class Link:
         if before and before.is_judged_now and step.ending:
             self._judge_for(before.job, step.ending)
         if step.phase is chain.Phase.OVER and step.ending and step.ending.verdict != "done":
-            self._following.cancel(step.ending.why)
+            self._dependents.cancel(step.ending.why)
         self._carry_out(step.effects, "tries once more to submit the next link when its tasks have ended")
         self._tell_followers()
-        self._following.begin_counting(self._began_with)
+        self._dependents.begin_counting(self._began_with)
 
     def fields(self) -> Dict[str, Any]:
         """Return the link's place in its chain and where it starts from, for its marks."""
@@ -154,29 +154,29 @@ class Link:
         self._carry_out(step.effects, "the chain ends here: its next link could not be submitted")
         if not is_over and 1 < self._chain.links <= self._job.link:
             self._job.say(f"the chain ends here: it was to have {self._chain.links} links")
-        self._following.wait_for_repeated()
+        self._dependents.wait_for_repeated()
         if not is_over and self._may_have_successor():
             self._tell_followers(also_late_ones=True)
         elif ending.verdict != "done":
-            self._following.cancel(ending.why)
+            self._dependents.cancel(ending.why)
         if ending.verdict == "done":
             self._tidy()  # for whoever reads its checkpoints next
 
     def hooks(self) -> List[Hook]:
         """Return what is done beside the tasks: the stages that follow are told of links and checkpoints."""
-        if not self._following.is_watching:
+        if not self._dependents.is_watching:
             return []
 
         def look(job: Job) -> Dict[str, List[str]]:
             self._tell_followers()
-            if self._following.is_counting:
-                self._following.repeat(self._progress())
-            return self._following.waited_jobs
+            if self._dependents.is_counting:
+                self._dependents.repeat(self._progress())
+            return self._dependents.waited_jobs
 
         def take(job: Job, waited_jobs: Dict[str, List[str]]) -> None:
-            self._following.remember(waited_jobs)
+            self._dependents.remember(waited_jobs)
 
-        every = _COUNT_SECONDS if self._following.is_counting else _TELL_SECONDS
+        every = _COUNT_SECONDS if self._dependents.is_counting else _TELL_SECONDS
         return [Hook("the stages that follow", look, take, _LOOK_BUDGET, every)]
 
     def _tell_followers(self, also_late_ones: bool = False) -> None:
@@ -186,9 +186,9 @@ class Link:
         """
         if self._chain.links > 1 and self._chain.from_job:
             if also_late_ones:
-                self._following.wait_until_submitted()
+                self._dependents.wait_until_submitted()
             jobs = [self._slurm.job_id, self._job_of(self._job.link + 1)]
-            self._following.wait_for([job_id for job_id in jobs if job_id])
+            self._dependents.wait_for([job_id for job_id in jobs if job_id])
 
     # --- what came before ---
 
@@ -269,7 +269,7 @@ class Link:
         """Return the judgement of an end, and what else a mark has of it."""
         from slipway.common.node.evidence import first_failure, last_step, own_words
         from slipway.common.node.judging import judge
-        from slipway.common.node.rules import EXIT_INTERRUPTED
+        from slipway.common.node.settings import EXIT_INTERRUPTED
 
         fields: Dict[str, Any] = {}
         ending = Ending()

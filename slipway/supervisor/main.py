@@ -10,10 +10,18 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-from slipway.common.files import plain, read_json
+from slipway.common.files import read_json
 from slipway.common.node import marks, settings
-from slipway.common.node.rules import EXIT_INTERRUPTED
-from slipway.common.node.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
+from slipway.common.node.settings import (
+    ALLOCATION,
+    CONTAINER,
+    EXIT_INTERRUPTED,
+    HOSTS,
+    IMAGE,
+    LOCAL,
+    SLURM,
+    fill_in,
+)
 from slipway.supervisor import hooks
 from slipway.supervisor.job import Job, Leave, Unusable
 from slipway.supervisor.rendezvous import rendezvous
@@ -42,8 +50,6 @@ _LOOK_SECONDS, _LOOKS = 20.0, 2
 
 _LINK = r"[1-9][0-9]{0,5}\Z"
 _LEAVES = "leaves without doing anything: {}"
-# Characters of a mark, which others may write, in the log.
-_SAID = 1000
 _USAGE = "usage: supervisor.pyz TAG [LINK] [TAG] -- COMMAND ...  or  supervisor.pyz point TAG [TAG]"
 
 
@@ -87,7 +93,7 @@ def _main(arguments: Sequence[str]) -> int:
         job = _job(directory, arguments[0], arguments[1:end])
         if not job.by_hand:
             _claim(job)
-        return _keep(job, arguments[end + 1 :], signals)
+        return _run_link(job, arguments[end + 1 :], signals)
     except Leave as leave:
         _say(str(leave))
         return leave.code
@@ -184,17 +190,17 @@ def _claim(job: Job) -> None:
     holder = marks.claim(job.directory, job.claimant, job.link)
     if holder != job.claimant:
         name = marks.JOB if job.link == 1 else f"{marks.JOB}.{job.link}"
-        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {plain(holder)[:_SAID]}"))
+        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {marks.quoted(holder)}"))
     path = os.path.join(job.marks, marks.CHAIN_ENDED)
     if os.path.lexists(path):
         end = marks.chain_end(job.directory)
-        why = f": {plain(f'{end.by} ended the chain: {end.why}')[:_SAID]}" if end else ""
+        why = f": {end.sentence}" if end else ""
         # A job that waits for the success of this one waits for that of the run.
         done = any(attempt.verdict == "done" for attempt in marks.read_attempts(job.directory))
         raise Leave(_LEAVES.format(path + why), code=0 if done else 1)
 
 
-def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
+def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
     """Run one link: submit its successor, run the tasks, and judge the end.
 
     Raises
@@ -222,7 +228,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         signals.check()
         if os.environ.get(_UNREADABLE):
             raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
-        hosts = _meet(job, link, limit)
+        hosts = _choose_rendezvous(job, link, limit)
         command = _prepared(job, command, hosts, signals)
         signals.check()
         code = _run_tasks(job, limit, command, signals, link.hooks())
@@ -295,7 +301,7 @@ def _begin(job: Job, link: "Link") -> None:
         _print_traceback()
 
 
-def _meet(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
+def _choose_rendezvous(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
     """Choose where the tasks meet, and leave the mark that the job has started; return its hosts."""
     scheduler, run_name, launch = job.settings.scheduler, job.settings.run, job.settings.launch
     meeting = rendezvous(scheduler, job.settings.nodes if scheduler == ALLOCATION else None)

@@ -9,7 +9,7 @@ from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slipway.common.node import failure_rules
 from slipway.common.node.evidence import named_in
-from slipway.common.node.rules import FailureRule
+from slipway.common.node.failure_rules import FailureRule
 
 RULES: Tuple[FailureRule, ...] = (
     *failure_rules.FIRST,

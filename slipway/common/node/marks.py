@@ -29,6 +29,7 @@ from slipway.common.files import (
     AnyPath,
     is_job_id,
     names_in,
+    plain,
     read_json,
     read_text,
     sync_file,
@@ -48,6 +49,8 @@ IMAGE = "image.sha256"
 # In the claim: there is no job of this launch, and none may begin.
 GIVEN_UP = "given-up"
 
+# Characters quoted of a mark, which others may write, in a log and in another mark.
+_MAX_QUOTED_CHARS = 1000
 # A list of ten thousand nodes, and what else a job tells.
 _MARK_BYTES = 1 << 20
 # Patterns are compiled when they are needed: the tasks start sooner.
@@ -278,6 +281,10 @@ class ChainEnd(NamedTuple):
     why: str
     ended: Optional[float] = None
 
+    @property
+    def sentence(self) -> str:
+        return quoted(f"{self.by} ended the chain: {self.why}")
+
 
 def end_chain(launch_dir: AnyPath, end: ChainEnd) -> bool:
     """Keep all links that have not begun from doing anything; return False if the chain has ended already.
@@ -386,6 +393,11 @@ def image_digest(launch_dir: AnyPath) -> Optional[str]:
     except (OSError, ValueError):
         return None
     return f"sha256:{words[0]}" if words else None
+
+
+def quoted(text: str) -> str:
+    """Return a text that others may have written as one line of limited length."""
+    return plain(text)[:_MAX_QUOTED_CHARS]
 
 
 def _claim_name(link: int) -> str:

@@ -16,6 +16,8 @@ IMAGE = "%SLIPWAY_IMAGE%"
 CONTAINER = "%SLIPWAY_CONTAINER%"
 HOSTS = "%SLIPWAY_HOSTS%"
 TASK_SCRIPT = "task.sh"
+# The trainer's exit code when it was asked to stop and has saved: EX_TEMPFAIL of sysexits.h.
+EXIT_INTERRUPTED = 75
 # The oldest Python that it runs with; `__main__` has it too, for it is read by older ones.
 OLDEST_PYTHON = (3, 6, 2)
 

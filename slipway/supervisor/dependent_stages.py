@@ -20,9 +20,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, get_type_hints
 
-from slipway.common.files import AnyPath, plain, read_json, write_atomic
+from slipway.common.files import AnyPath, read_json, write_atomic
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.checkpoints import Progress
+from slipway.common.node.marks import quoted
 from slipway.common.node.settings import SLURM, of_file_system
 from slipway.supervisor.job import Job, Leave
 
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "stages.json"
 # In the marks of a stage that is repeated: the checkpoints that were counted.
-COUNTED = "checkpoints.json"
-# Characters quoted of a mark, which others may write, in a log and in another mark.
-_SAID = 1000
+COUNTS_FILE = "checkpoints.json"
 _COUNT_BYTES = 1 << 16
 # Seconds after the launch was written in which a stage may still be submitted, as Slurm may answer slowly,
 # and the longest pause between two looks for it.
@@ -126,7 +125,7 @@ def _typed(stage: Any) -> Any:
     for name, kind in get_type_hints(type(stage)).items():
         value = getattr(stage, name)
         if not isinstance(value, kind) or (kind is int and value < 1):
-            raise TypeError(f"{name} is " + repr(value)[:_SAID])
+            raise TypeError(f"{name} is " + quoted(repr(value)))
     return stage
 
 
@@ -135,7 +134,7 @@ def waits_for(jobs: Sequence[str], own: str = "") -> str:
     return ",".join(["afterany:" + ":".join(jobs), *([own] if own else [])])
 
 
-class Following:
+class DependentStages:
     """The stages around the chain that this job is a link of."""
 
     def __init__(self, job: Job, slurm: "Slurm") -> None:
@@ -177,9 +176,9 @@ class Following:
         end = marks.chain_end(before.directory)
         why = f"{before.run}, which it waited for, is not done"
         if end is not None:
-            why += f": {plain(f'{end.by} ended the chain: {end.why}')[:_SAID]}"
+            why += f": {end.sentence}"
         elif attempts and attempts[-1].why:
-            why += f": {plain(attempts[-1].why)[:_SAID]}"
+            why += f": {quoted(attempts[-1].why)}"
         fields = {"exit_code": 1, "ended": int(time.time()), "verdict": "stop", "why": why}
         self._job.leave(marks.ENDED, fields)
         raise Leave(f"leaves without doing anything: {why}", 1)
@@ -234,7 +233,7 @@ class Following:
             if first is None or not first.waits:
                 continue
             if self._slurm.cancel([first.job_id]):
-                by = f"job {self._job.claimant}: {plain(why)}"[:_SAID]
+                by = quoted(f"job {self._job.claimant}: {why}")
                 marks.note_cancelled(stage.directory, first.job_id, by)
                 self._job.say(f"cancelled job {first.job_id}, {stage.run}, which waited for this chain")
             else:
@@ -266,7 +265,7 @@ class Following:
     def begin_counting(self, newest: Optional[Progress]) -> None:
         """Note the newest checkpoint of a training that begins: earlier ones are not counted."""
         for stage in self._stages.repeated:
-            if not os.path.lexists(_counted(stage)):
+            if not os.path.lexists(_counts_path(stage)):
                 self._note(stage, _Count(newest))
 
     def repeat(self, newest: Optional[Progress]) -> None:
@@ -304,7 +303,7 @@ class Following:
         if job_id is None:
             lost = (self._slurm.queued_jobs(stage.tag) or {}).get(link)
             if lost is None:
-                return plain(answer.last_line)[:_SAID]
+                return quoted(answer.last_line)
             job_id = lost.job_id
         marks.claim(stage.directory, job_id, link)
         self._job.say(f"{stage.run} looks at the new checkpoints as job {job_id}")
@@ -323,9 +322,9 @@ class Following:
     def _note(self, stage: Repeated, count: "_Count") -> None:
         try:
             marks.make_directory(stage.directory)
-            write_atomic(_counted(stage), count.to_json())
+            write_atomic(_counts_path(stage), count.to_json())
         except OSError as error:
-            self._job.say(f"{_counted(stage)} could not be written: {error}")
+            self._job.say(f"{_counts_path(stage)} could not be written: {error}")
 
 
 def name_script(script: str, tag: str, link: int) -> str:
@@ -375,7 +374,7 @@ def _is_done(attempt: marks.JobAttempt) -> bool:
 
 def _read_count(stage: Repeated) -> _Count:
     try:
-        content = read_json(_counted(stage), _COUNT_BYTES)
+        content = read_json(_counts_path(stage), _COUNT_BYTES)
         return _Count(
             checkpoints.from_fields(content), int(content.get("new", 0)), str(content.get("problem", ""))
         )
@@ -383,8 +382,8 @@ def _read_count(stage: Repeated) -> _Count:
         return _Count()
 
 
-def _counted(stage: Repeated) -> str:
-    return os.path.join(stage.directory, marks.MARKS, COUNTED)
+def _counts_path(stage: Repeated) -> str:
+    return os.path.join(stage.directory, marks.MARKS, COUNTS_FILE)
 
 
 def _ids(queued: Dict[int, "QueuedJob"]) -> List[str]:
