@@ -18,7 +18,7 @@ from slipway.common.node.slurm_states import LIVE, STATES, state_at_end
 from slipway.supervisor import chain
 from slipway.supervisor.chain import Before, Effect, Ending
 from slipway.supervisor.dependent_stages import DependentStages, name_script
-from slipway.supervisor.hooks import Hook
+from slipway.supervisor.hooks import Hook, Verdict
 from slipway.supervisor.job import Job, Leave
 from slipway.supervisor.slurm import JobRecord, Slurm, submitted_id
 
@@ -125,7 +125,9 @@ class Link:
         if later:
             self._slurm.cancel(later)
 
-    def end(self, code: int, hosts: Sequence[str], signalled: Optional[str]) -> None:
+    def end(
+        self, code: int, hosts: Sequence[str], signalled: Optional[str], verdict: Optional[Verdict] = None
+    ) -> None:
         """Judge how the link ended, leave its mark, and submit the next link if `begin` could not."""
         fields = dict(self.fields(), exit_code=code, ended=int(time.time()), signal=signalled)
         self._job.leave(marks.ENDED, fields)  # should Slurm not answer in time
@@ -139,6 +141,10 @@ class Link:
         if self._is_beginning_known and self._settings.checkpoints:
             facts = facts._replace(progress=progress)
         judged_fields, ending = self._judge(self._job.id, facts, hosts, self._job.began)
+        if verdict and facts.state != "CANCELLED":
+            judged_fields = {"step": judged_fields.get("step")}  # no rank failed first
+            word, why = "continue" if verdict.continues else "stop", marks.quoted(verdict.why)
+            ending = Ending(word, verdict.rule, why)
         if ending.rule == "ended_by_user" and record and record.restarts > self._restarts:
             ending = ending._replace(why="somebody requeued it")
         step = chain.after_end(

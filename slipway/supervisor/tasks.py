@@ -118,7 +118,7 @@ def run(
     signals: Signals,
     forward: Forwarding,
     poll: Optional[Callable[[], Optional[float]]] = None,
-    is_stuck: Optional[Callable[[], bool]] = None,
+    end: Optional[Callable[[], Optional[int]]] = None,
 ) -> int:
     """Run processes until all have ended; the first that fails ends the others.
 
@@ -129,8 +129,9 @@ def run(
     poll
         Called while they run; it returns for how many seconds it need not be called again, ``None`` for
         ever. The end of any child calls it as well.
-    is_stuck
-        Called after `poll`: where it returns True the processes are killed.
+    end
+        Called after `poll`; it returns a signal that the processes are sent, `SIGKILL` with all that they
+        started, or ``None``.
 
     Returns
     -------
@@ -163,9 +164,13 @@ def run(
             if not processes:
                 return code
             seconds = poll() if poll is not None else None
-            if is_stuck is not None and is_stuck():
+            number = end() if end is not None else None
+            if number == signal.SIGKILL:
                 for process in processes:
-                    _end_group(process, signal.SIGKILL)
+                    _end_group(process, number)
+            elif number is not None:
+                ending = ending or number == signal.SIGTERM
+                _send(processes, number)
             number = signals.wait(seconds)
             if number in forward:
                 name, passed_on = forward[number]
