@@ -18,13 +18,25 @@ import os
 import re
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    get_type_hints,
+)
 
 from slipway.common.files import AnyPath, read_json, write_atomic
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.checkpoints import Progress
 from slipway.common.node.marks import quoted
 from slipway.common.node.settings import SLURM, of_file_system
+from slipway.supervisor.hooks import Hook
 from slipway.supervisor.job import Job, Leave
 
 if TYPE_CHECKING:
@@ -34,6 +46,9 @@ NAME = "stages.json"
 # In the marks of a stage that is repeated: the checkpoints that were counted.
 COUNTS_FILE = "checkpoints.json"
 _COUNT_BYTES = 1 << 16
+# Seconds between counts of checkpoints, between reports of new links to the stages after a chain, and that
+# Slurm may take.
+_COUNT_SECONDS, _TELL_SECONDS, _LOOK_BUDGET = 20.0, 60.0, 240.0
 # Seconds after the launch was written in which a stage may still be submitted, as Slurm may answer slowly,
 # and the longest pause between two looks for it.
 _LATE_SECONDS, _LONGEST_PAUSE = 120, 8
@@ -149,15 +164,22 @@ class DependentStages:
         except (OSError, ValueError) as error:
             job.say(f"the stages before and after it are not known: {error}", sys.stderr)
 
-    @property
-    def is_watching(self) -> bool:
-        """Return True if a stage has to be told something while the tasks run."""
-        return bool(self._stages.after or self._stages.repeated)
+    def hooks(self, tell: Callable[[], None], newest: Callable[[], Optional[Progress]]) -> List[Hook]:
+        """Return what is done beside the tasks: stages are told of links, and submitted after checkpoints."""
+        if not self._stages.after and not self._stages.repeated:
+            return []
 
-    @property
-    def is_counting(self) -> bool:
-        """Return True if a stage is submitted after each n-th checkpoint."""
-        return bool(self._stages.repeated)
+        def look(job: Job) -> Dict[str, List[str]]:
+            tell()
+            if self._stages.repeated:
+                self.repeat(newest())
+            return self._waited_jobs
+
+        def take(job: Job, waited_jobs: Dict[str, List[str]]) -> None:
+            self._waited_jobs.update(waited_jobs)
+
+        every = _COUNT_SECONDS if self._stages.repeated else _TELL_SECONDS
+        return [Hook("the stages that follow", look, take, _LOOK_BUDGET, every)]
 
     def require_done(self) -> None:
         """Leave where the chain before this stage is not done.
@@ -238,15 +260,6 @@ class DependentStages:
                 self._job.say(f"cancelled job {first.job_id}, {stage.run}, which waited for this chain")
             else:
                 self._job.say(f"job {first.job_id}, {stage.run}, leaves by itself when it begins")
-
-    @property
-    def waited_jobs(self) -> Dict[str, List[str]]:
-        """The jobs that each stage waits for, by its tag, as far as this process told them."""
-        return self._waited_jobs
-
-    def remember(self, waited_jobs: Dict[str, List[str]]) -> None:
-        """Take over what a process beside this one has told the stages."""
-        self._waited_jobs.update(waited_jobs)
 
     # --- stages for each n-th checkpoint ---
 

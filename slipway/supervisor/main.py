@@ -208,6 +208,7 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
     Leave
         If the chain is over.
     """
+    from slipway.supervisor.judgement import must_continue
     from slipway.supervisor.link import Link
     from slipway.supervisor.slurm import Slurm
     from slipway.supervisor.termination import Termination
@@ -239,7 +240,7 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
         job.say(f"the tasks ended with exit code {code}")
         if termination.verdict:
             code = code if code not in (0, EXIT_INTERRUPTED) else 1  # a job that was ended did not succeed
-        elif code == 0 and link.must_continue(signals.first):
+        elif code == 0 and must_continue(job, signals.first):
             code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
     except Signalled:
         code = _ENDED_EARLY
@@ -251,7 +252,7 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
         print_traceback()
     why = settings.why_lost(job.directory, job.settings.tag)
     if why:
-        link.abandon()
+        link.later.abandon()
         raise Leave(f"saves nothing and leaves no word of its end: {why}", code=1)
     with job.best_effort("how it ended is not known"):
         link.end(code, hosts, signals.first, termination.verdict)
@@ -281,7 +282,7 @@ def _wait_for_turn(job: Job, signals: Signals) -> None:
 def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:
     """Wait for an earlier link that Slurm still runs: its end is not this one's to judge yet."""
     pause = 0
-    for earlier in iter(link.earlier_at_work, ""):
+    for earlier in iter(link.earlier.at_work, ""):
         if not pause:
             job.say(f"waits for the end of job {earlier}: its own dependency is lost")
         pause = min(2 * pause or 1, _LONGEST_PAUSE)
