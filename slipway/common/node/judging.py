@@ -21,7 +21,7 @@ RULES: Tuple[FailureRule, ...] = (
 _BY_NAME: Mapping[str, FailureRule] = {rule.name: rule for rule in RULES}
 _PATTERNS = [re.compile(rule.pattern) for rule in RULES]
 
-UNKNOWN = FailureRule("unknown", "end", "continue", "-", "", "nothing is known of its end")
+UNKNOWN = FailureRule("unknown", "continue", "^code=", "nothing is known of its end")
 _UNSAID = "-"
 _NODE_FAILURE = "srun: error: Node failure on "
 
