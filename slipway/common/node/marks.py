@@ -56,6 +56,8 @@ _MARK_BYTES = 1 << 20
 # Patterns are compiled when they are needed: the tasks start sooner.
 _COUNT = r"[0-9]{1,9}"
 _HIGHEST_EXIT_CODE = 255
+_NUMBERS = ("checkpoint", "checkpoint_order", "checkpoint_time", "rank", "step")
+_TEXTS = ("nodes", "avoids", "state", "signal", "host", "rule", "verdict", "excluded", "why", "tag")
 _LIFE_MARK = rf"(?s)([^.].*)\.(?:{STARTED}|{ENDED})\.json"
 # Claims of the second link of a chain, or a further one; with the job's id in its name one that is empty.
 _LATER_CLAIM = rf"{JOB}\.([2-9]|[1-9][0-9]{{1,5}})"
@@ -419,6 +421,8 @@ def _attempt(stem: str, content: Mapping[str, Any]) -> Optional[JobAttempt]:
     job_id, _, number = stem.rpartition(".")
     if not (is_job_id(job_id) and re.fullmatch(_COUNT, number) and content):
         return None
+    fields: Dict[str, Any] = {name: whole(content.get(name), 0) for name in _NUMBERS}
+    fields.update((name, _text(content, name)) for name in _TEXTS)
     return JobAttempt(
         job_id=job_id,
         number=int(number),
@@ -427,21 +431,7 @@ def _attempt(stem: str, content: Mapping[str, Any]) -> Optional[JobAttempt]:
         link=whole(content.get("link"), 1) or 1,
         failures=whole(content.get("failures"), 0) or 0,
         exit_code=whole(content.get("exit_code"), 0, _HIGHEST_EXIT_CODE),
-        checkpoint=whole(content.get("checkpoint"), 0),
-        checkpoint_order=whole(content.get("checkpoint_order"), 0),
-        checkpoint_time=whole(content.get("checkpoint_time"), 0),
-        rank=whole(content.get("rank"), 0),
-        step=whole(content.get("step"), 0),
-        nodes=_text(content, "nodes"),
-        avoids=_text(content, "avoids"),
-        state=_text(content, "state"),
-        signal=_text(content, "signal"),
-        host=_text(content, "host"),
-        rule=_text(content, "rule"),
-        verdict=_text(content, "verdict"),
-        excluded=_text(content, "excluded"),
-        why=_text(content, "why"),
-        tag=_text(content, "tag"),
+        **fields,
     )
 
 
