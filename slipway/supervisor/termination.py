@@ -41,7 +41,7 @@ class Termination:
 
     def begin(self, verdict: Verdict) -> None:
         """End the tasks for a reason."""
-        self._job.say(f"its tasks are ended: {quoted(verdict.why)}")
+        self._job.say(f"ends the tasks: {quoted(verdict.why)}")
         self.verdict, self._due = verdict, time.monotonic()
         self._steps = self._in_order(verdict.saves)
 

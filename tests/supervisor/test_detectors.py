@@ -73,7 +73,7 @@ def test_detector_ends_the_tasks_and_decides_for_the_chain(
     why = "three losses in a row are NaN"
     assert (mark["rule"], mark["why"], mark["verdict"]) == ("nan_loss", why, verdict), output
     assert returned == mark["exit_code"] == code
-    assert f"its tasks are ended: {why}" in output
+    assert f"ends the tasks: {why}" in output
     end = chain_end(chain.directory)
     assert (end and end.why) == (why if verdict == "stop" else None)
     assert chain.calls_of("scancel") == (["scancel 18"] if verdict == "stop" else [])

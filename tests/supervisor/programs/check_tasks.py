@@ -220,7 +220,7 @@ class Hooks(WithSignals):
                 sent = [signal.Signals(ending.signal()).name[3:] for _ in words]
                 self.assertEqual(sent, words)
                 self.assertEqual(steps.kill_steps.call_count, int(scheduler == SLURM))
-        self.assertIn("its tasks are ended: the loss?is NaN", self.log.getvalue())
+        self.assertIn("ends the tasks: the loss?is NaN", self.log.getvalue())
 
     def test_only_the_first_verdict_counts_and_nothing_else_is_one(self):
         first, second = hooks.Verdict("first", "it is"), hooks.Verdict("second", "it is too")
