@@ -25,7 +25,7 @@ _REACHED_MAX_STEPS = r"max_steps=[0-9]+. reached"
 
 
 def must_continue(job: Job, signalled: Optional[str]) -> bool:
-    """Return True for tasks that ended with 0, as of a training that is done, and only saved and left."""
+    """Return True if the tasks exited with 0 although the training is not finished."""
     if job.settings.save_signal != "TERM":
         return False
     lines = _evidence(job, job.id, job.began)

@@ -363,7 +363,7 @@ def _run_tasks(
     if patience.is_over():
         job.say("srun waited in vain for tasks that it had ended: it was killed")
     if code == 0 and step.never_ran():
-        job.say("srun says 0 of tasks that did not start on every node")
+        job.say("srun exited with 0, but some tasks never started")
         return 1
     return code
 

@@ -14,8 +14,8 @@ other leaves before it does anything. The first job that begins claims it; or th
 that it puts on record, or for none at all (`GIVEN_UP`).
 
 The links of a chain are jobs of one launch, and each has a claim of its own: ``marks/job``, ``marks/job.2``,
-``marks/job.3``, made by the link itself when it begins, or by who submitted it. One may be missing, of a link
-that found the disk full. ``marks/chain-ended`` keeps all that are still to come from doing anything.
+``marks/job.3``, written by the link when it starts or by its submitter; a full disk may leave none.
+``marks/chain-ended`` keeps all that are still to come from doing anything.
 """
 
 import contextlib
