@@ -18,7 +18,7 @@ from launcher.secrecy import MASK, hidden, is_secret_name, without_secrets
 from slipway.common.errors import UserError as UserError
 from slipway.common.errors import escape as escape
 from slipway.common.errors import nearest as nearest
-from slipway.common.node.rules import EXIT_INTERRUPTED
+from slipway.common.node.settings import EXIT_INTERRUPTED
 
 _LONGEST = 160
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.generated_pages import main  # noqa: E402
 from slipway.common.node import failure_rules  # noqa: E402
-from slipway.common.node.rules import FailureRule  # noqa: E402
+from slipway.common.node.failure_rules import FailureRule  # noqa: E402
 
 _INTRODUCTION = """\
 # Failure rules: why a job ended
@@ -36,6 +36,9 @@ The first rule that matches counts. One of the *end* looks at the exit code, at 
 at what `scontrol show job` says; one of the *log* at what ranks left when they failed, and then at the
 last MiB of the job's log. A log can name no node but the job's own: if a line names several, the first
 counts, or the node of the rank that it names.
+
+Where a [detector](architecture.md#how-to-add-a-detector) ended the tasks, it names rule and reason, and the
+verdict is continue or stop.
 """
 _PARTS = (
     ("How it ended", failure_rules.FIRST),

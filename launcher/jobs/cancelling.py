@@ -20,7 +20,7 @@ from launcher.runs.receipts import acts
 from launcher.schedulers.base import ChainJobs, FoundJobs, Scheduler
 from launcher.slurm.states import Action, State
 from slipway.common.node.marks import ChainEnd, claim, end_chain, note_cancelled, take_back_end
-from slipway.supervisor.following import NAME, read_stages
+from slipway.supervisor.dependent_stages import NAME, read_stages
 
 _logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from launcher.schedulers.chain_status import from_marks_alone, may_go_on
 from launcher.slurm.notations import compress_tasks
 from launcher.slurm.states import State, why_waiting
 from slipway.common.node.marks import chain_end, read_attempts
-from slipway.supervisor.following import read_stages
+from slipway.supervisor.dependent_stages import read_stages
 
 # A launch that waits longer than this for its requeue does not count beside a newer one of its run.
 _REQUEUE_SECONDS = 14 * 86400.0

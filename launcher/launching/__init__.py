@@ -37,8 +37,8 @@ from launcher.stages.image import STAGE as IMAGE
 from slipway.common.files import write_atomic
 from slipway.common.node.excluded import ExcludedNode, read_excluded
 from slipway.common.node.marks import GIVEN_UP, claim, claimant
-from slipway.supervisor.following import NAME as STAGES_FILE
-from slipway.supervisor.following import Repeated, Stage, Stages, to_json
+from slipway.supervisor.dependent_stages import NAME as STAGES_FILE
+from slipway.supervisor.dependent_stages import Repeated, Stage, Stages, to_json
 
 __all__ = ["launch", "launch_stages", "nodes_to_avoid"]
 
@@ -86,7 +86,7 @@ class _Ready:
         """Return the dependency of this stage on the previous stage's jobs.
 
         Of a chain nobody knows which link is the last: the job waits for the known ones, whose supervisors
-        add the others, and judges their end by itself (`slipway.supervisor.following`).
+        add the others, and judges their end by itself (`slipway.supervisor.dependent_stages`).
         """
         is_judged_later = before.is_chain or not self.needs_success_of(before.stage)
         condition = "afterany" if is_judged_later else "afterok"

@@ -154,7 +154,7 @@ def manifest_of(
         links=job.chain.links,
         from_job=job.chain.from_job,
         every=job.every,
-        excluded=[node.to_json() for node in avoided],
+        excluded=[node._asdict() for node in avoided],
         max_nodes=job.resources.max_nodes,
         data=data_identity(draft),
         differs=differences_on_record(draft),

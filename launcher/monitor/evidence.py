@@ -25,7 +25,7 @@ from launcher.runs.paths import launch_numbers
 from launcher.runs.trained import node
 from launcher.schedulers.base import JobStatus
 from slipway.common.files import open_regular, whole
-from slipway.common.node.rules import EXIT_INTERRUPTED
+from slipway.common.node.settings import EXIT_INTERRUPTED
 
 
 @dataclass(frozen=True)

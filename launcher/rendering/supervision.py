@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import slipway.supervisor
-from launcher.plan import Container, Job, Plan
+from launcher.plan import Container, Plan
 from launcher.rendering.slurm_flags import host_arguments
 from launcher.slurm.notations import limit_seconds
 from slipway.common.node.settings import ChainSettings, ContainerSettings, Settings
@@ -59,6 +59,8 @@ def supervisor_settings(plan: Plan) -> Settings:
     # A signal to the tasks themselves is out of the supervisor's hands.
     margin = re.fullmatch(r"R?B:.*@(\d+)", job.queue.signal or "")
     singleton = "singleton" in (job.queue.dependency or "").split(",")
+    own_results = (job.config or {}).get("exp_manager", {}).get("explicit_log_dir")
+    results = own_results or str(paths.results)
     return Settings(
         run=paths.run_name,
         launch=paths.number,
@@ -77,7 +79,8 @@ def supervisor_settings(plan: Plan) -> Settings:
         save_before_end=int(margin[1]) if margin else None,
         time_limit=limit_seconds(job.resources.time_limit),
         checkpoints=chain.checkpoints,
-        failures=_failures(job),
+        # The ranks of our trainer say there what they failed of.
+        failures=f"{results}/failures" if own_results and job.engine == "megatron" else None,
         vboost=job.vboost,
         host_arguments=tuple(host_arguments(job)),
         chain=ChainSettings(
@@ -91,6 +94,8 @@ def supervisor_settings(plan: Plan) -> Settings:
         ),
         # Local processes run without containers.
         container=None if plan.scheduler == "local" else _container(job.container),
+        results=results,
+        metrics=f"{results}/{paths.metrics.name}",
     )
 
 
@@ -104,11 +109,3 @@ def _container(container: Container | None) -> ContainerSettings | None:
         stage_to=options.stage_to if container.is_staged else None,
         name=options.name if container.is_file else None,
     )
-
-
-def _failures(job: Job) -> str | None:
-    """Return the directory in which the ranks of our trainer say what they failed of."""
-    if job.engine != "megatron" or job.config is None:
-        return None
-    directory = job.config.get("exp_manager", {}).get("explicit_log_dir")
-    return None if directory is None else f"{directory}/failures"

@@ -21,7 +21,7 @@ from launcher.slurm.records import LAUNCH_FAILURE, Record
 from launcher.slurm.states import State, why_waiting
 from slipway.common.files import open_regular
 from slipway.common.node.marks import JobAttempt, cancelled_by
-from slipway.common.node.rules import EXIT_INTERRUPTED
+from slipway.common.node.settings import EXIT_INTERRUPTED
 from slipway.common.node.slurm_states import END_REASONS, FINAL, STATES, plain_word
 
 _HEADER_BYTES = 1 << 16

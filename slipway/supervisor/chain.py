@@ -10,8 +10,7 @@ A link that has begun is in one of three states, and two events move it::
        └───────────────────────────────────────┴───────────────► OVER     no link does anything any more
             the link before was done, stopped or cancelled
 
-Each transition returns the next state and its effects, in the order in which they are to be carried out. The
-successor is submitted when a link begins, so that a node that dies does not end the chain, and only where
+The successor is submitted when a link begins, so that a node that dies does not end the chain, and only where
 there is none.
 
 A failure is a link that ended without a newer checkpoint than it began with. Links that were preempted or
@@ -19,7 +18,7 @@ requeued do not count. A newer checkpoint forgives all failures before it.
 """
 
 from enum import Enum
-from typing import NamedTuple, Optional, Tuple, Union
+from typing import NamedTuple, Optional, Tuple
 
 from slipway.common.node.settings import ChainSettings
 
@@ -91,41 +90,23 @@ class Before(NamedTuple):
     has_progressed: bool = False
 
 
-class SubmitNext(NamedTuple):
-    """Submit the next link."""
-
-
-class ExcludeNodes(NamedTuple):
-    """Avoid nodes that failed under a job; `job` is empty for the link's own."""
-
-    nodes: Tuple[str, ...]
-    why: str
-    job: str = ""
-
-
-class EndChain(NamedTuple):
-    """Keep all later links from doing anything."""
-
-    why: str
-
-
-class LeaveJob(NamedTuple):
-    """End this job without doing anything."""
-
-    why: str
-    is_success: bool
-
-
-Effect = Union[SubmitNext, ExcludeNodes, EndChain, LeaveJob]
-
-
 class Transition(NamedTuple):
-    """A transition of a link: the phase that it leads to, the failures so far, and its effects."""
+    """A transition of a link.
+
+    Attributes
+    ----------
+    phase, failures
+        The state that it leads to, and the number of failures in a row so far.
+    ending
+        The end that it follows, whose nodes are to be avoided first; if the link is OVER, so is its chain.
+    submits
+        The next link is to be submitted after that.
+    """
 
     phase: Phase
     failures: int
-    effects: Tuple[Effect, ...] = ()
     ending: Optional[Ending] = None
+    submits: bool = False
 
 
 def look_back(
@@ -133,7 +114,7 @@ def look_back(
 ) -> Transition:
     """Decide what a link does when it begins; `before` is ``None`` for the first link."""
     if before is None:
-        return Transition(Phase.RUNS, 0, _submission(settings, link, has_successor))
+        return Transition(Phase.RUNS, 0, None, _submits(settings, link, has_successor))
     ending = before.ending
     is_failure = ending.is_failure and before.state != "PREEMPTED"
     failures = 0 if before.has_progressed else before.failures + before.links - (0 if is_failure else 1)
@@ -141,14 +122,11 @@ def look_back(
         ending = ending._replace(verdict="stop", why="it was cancelled", nodes=())
     elif before.is_judged_now:
         ending = limited(settings, ending, failures, before.has_progressed)
+    else:  # that link has seen to its nodes itself
+        ending = ending._replace(nodes=())
     if ending.is_final:
-        why = f"job {before.job}: {ending.why}"
-        leave = LeaveJob("the chain has ended with " + why, ending.verdict == "done")
-        return Transition(Phase.OVER, failures, (EndChain(why), leave), ending)
-    exclusion: Tuple[Effect, ...] = ()
-    if before.is_judged_now and ending.nodes:
-        exclusion = (ExcludeNodes(ending.nodes, ending.why, before.job),)
-    return Transition(Phase.RUNS, failures, exclusion + _submission(settings, link, has_successor), ending)
+        return Transition(Phase.OVER, failures, ending)
+    return Transition(Phase.RUNS, failures, ending, _submits(settings, link, has_successor))
 
 
 def after_end(
@@ -171,9 +149,8 @@ def after_end(
     failures = 0 if has_progressed else failures + ending.is_failure
     ending = limited(settings, ending, failures, has_progressed)
     if ending.is_final:
-        return Transition(Phase.OVER, failures, (EndChain(ending.why),), ending)
-    exclusion: Tuple[Effect, ...] = (ExcludeNodes(ending.nodes, ending.why),) if ending.nodes else ()
-    return Transition(Phase.PASSED, failures, exclusion + _submission(settings, link, has_successor), ending)
+        return Transition(Phase.OVER, failures, ending)
+    return Transition(Phase.PASSED, failures, ending, _submits(settings, link, has_successor))
 
 
 def limited(settings: ChainSettings, ending: Ending, failures: int, has_progressed: bool) -> Ending:
@@ -187,6 +164,5 @@ def limited(settings: ChainSettings, ending: Ending, failures: int, has_progress
     return ending._replace(verdict="stop", why=why, nodes=())
 
 
-def _submission(settings: ChainSettings, link: int, has_successor: bool) -> Tuple[Effect, ...]:
-    follows = settings.from_job and link < settings.links and not has_successor
-    return (SubmitNext(),) if follows else ()
+def _submits(settings: ChainSettings, link: int, has_successor: bool) -> bool:
+    return settings.from_job and link < settings.links and not has_successor

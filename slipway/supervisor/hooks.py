@@ -13,10 +13,31 @@ import sys
 import time
 from typing import Any, Callable, List, NamedTuple, Optional
 
-from slipway.supervisor.job import Job
+from slipway.supervisor.job import Job, print_traceback
 from slipway.supervisor.tasks import Signals, leave_to_end, reap
 
-_CHUNK = 1 << 16
+_CHUNK, _LONGEST_ANSWER = 1 << 16, 1 << 20
+
+
+class Verdict(NamedTuple):
+    """A hook's decision to end the tasks.
+
+    Attributes
+    ----------
+    rule
+        The word for the reason in marks and views, as the name of a failure rule.
+    why
+        The reason, a sentence without its full stop.
+    continues
+        The chain goes on: it retries from the newest checkpoint. Otherwise it ends here.
+    saves
+        The tasks save a checkpoint first, if they can.
+    """
+
+    rule: str
+    why: str
+    continues: bool = False
+    saves: bool = False
 
 
 class Hook(NamedTuple):
@@ -29,7 +50,8 @@ class Hook(NamedTuple):
     call
         Function that returns what JSON can hold; ``None`` is nothing.
     take
-        Called in the supervisor with what `call` returned: short, and it changes only what is its own.
+        Called in the supervisor with the answer of `call`: short, and it changes only what is its own. It may
+        return a verdict, which ends the tasks.
     budget
         Seconds after which it is ended.
     every
@@ -38,7 +60,7 @@ class Hook(NamedTuple):
 
     name: str
     call: Callable[[Job], Any]
-    take: Callable[[Job, Any], None]
+    take: Callable[[Job, Any], Optional[Verdict]]
     budget: float = 30.0
     every: float = 60.0
 
@@ -50,6 +72,7 @@ class _Call:
         self._hook = hook
         self._job = job
         self._answer = b""
+        self.verdict: Optional[Verdict] = None
         self.deadline = time.monotonic() + hook.budget
         with contextlib.suppress(OSError):  # a full disk
             sys.stdout.flush()
@@ -66,27 +89,32 @@ class _Call:
         os.close(there)
 
     def is_over(self) -> bool:
-        """Read what there is, without waiting; end the call if its time is up."""
+        """Read the answer so far, without waiting; end the call if its time is up, or it says too much."""
         while select.select([self.descriptor], [], [], 0)[0]:
             chunk = os.read(self.descriptor, _CHUNK)
             self._answer += chunk
             if not chunk:
-                self._end(killed=False)
-                return True
+                self._take()
+            elif len(self._answer) > _LONGEST_ANSWER:
+                self._fail(f"an answer of more than {_LONGEST_ANSWER} bytes")
+            else:
+                continue
+            return True
         if time.monotonic() < self.deadline:
             return False
-        self._end(killed=True)
+        self._fail(f"no answer within {self._hook.budget:g} seconds")
         return True
 
-    def _end(self, killed: bool) -> None:
+    def _fail(self, why: str) -> None:
         self.stop()
-        if killed:
-            self._job.say(f"{self._hook.name}: no answer within {self._hook.budget:g} seconds")
-        elif self._answer:
-            try:
-                self._hook.take(self._job, json.loads(self._answer.decode("utf-8")))
-            except Exception as error:
-                self._job.say(f"{self._hook.name}: {error!r}")
+        self._job.say(f"{self._hook.name}: {why}")
+
+    def _take(self) -> None:
+        self.stop()
+        with self._job.best_effort(self._hook.name):
+            answer = json.loads(self._answer.decode("utf-8")) if self._answer else None
+            verdict = None if answer is None else self._hook.take(self._job, answer)
+            self.verdict = verdict if isinstance(verdict, Verdict) else None
 
     def stop(self) -> None:
         """End the call without an answer."""
@@ -109,9 +137,7 @@ class _Call:
                     stream.write(json.dumps(answer).encode("utf-8"))
             code = 0
         except BaseException:
-            import traceback  # late: it takes long, and most hooks do not raise
-
-            traceback.print_exc()
+            print_traceback()
         finally:
             try:
                 sys.stdout.flush()
@@ -121,20 +147,29 @@ class _Call:
 
 
 class Polling:
-    """The hooks while the tasks run: each is called again and again, never twice at once."""
+    """The hooks while the tasks run: each is called again and again, never twice at once.
+
+    Attributes
+    ----------
+    verdict
+        The first verdict of a hook.
+    """
 
     def __init__(self, job: Job, signals: Signals, hooks: List[Hook]) -> None:
         self._job = job
         self._signals = signals
         self._due = [(time.monotonic() + hook.every, hook) for hook in hooks]
         self._calls: List[_Call] = []
+        self.verdict: Optional[Verdict] = None
 
     def poll(self) -> Optional[float]:
         """Do what is due; return the seconds until something is again, ``None`` where nothing ever will be.
 
         The end of a call's process wakes the supervisor by itself.
         """
-        self._calls = [call for call in self._calls if not call.is_over()]
+        over = [call for call in self._calls if call.is_over()]
+        self._calls = [call for call in self._calls if call not in over]
+        self.verdict = self.verdict or next((call.verdict for call in over if call.verdict), None)
         now = time.monotonic()
         for index, (due, hook) in enumerate(self._due):
             if due <= now and all(call._hook is not hook for call in self._calls):

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from typing import Any, Dict, Sequence
 
 from slipway.common.files import sha256_of
@@ -102,8 +103,6 @@ def _modified(state: os.stat_result) -> str:
 
 
 def _sha256(path: str) -> str:
-    import subprocess  # late: the tasks start sooner
-
     os.nice(19)
     with contextlib.suppress(OSError):
         subprocess.call(["ionice", "-c", "3", "-p", str(os.getpid())])

@@ -52,11 +52,15 @@ class Job(NamedTuple):
 
     @contextlib.contextmanager
     def best_effort(self, failure: str) -> Iterator[None]:
-        """Go on, whatever is wrong in what is done there, and say what failed."""
+        """Log an error of the body and go on; only `Leave` ends the job."""
         try:
             yield
+        except Leave:
+            raise
         except Exception as error:
             self.say(f"{failure}: {error!r}", sys.stderr)
+            if not isinstance(error, (OSError, ImportError)):  # no bugs, but what is missing
+                print_traceback()
 
     def leave(self, name: str, fields: Dict[str, Any], sync: bool = True) -> None:
         """Leave a mark of this attempt, or say that it could not be left."""
@@ -74,3 +78,11 @@ class Leave(Exception):
 
 class Unusable(Exception):
     """The job cannot begin: its message says why."""
+
+
+def print_traceback() -> None:
+    """Print the traceback of the error that is being handled, as far as that is possible."""
+    import traceback  # late: it takes long, and most jobs need none
+
+    with contextlib.suppress(OSError, ValueError):
+        traceback.print_exc()

@@ -10,18 +10,28 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-from slipway.common.files import plain, read_json
+from slipway.common.files import read_json
 from slipway.common.node import marks, settings
-from slipway.common.node.rules import EXIT_INTERRUPTED
-from slipway.common.node.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
+from slipway.common.node.settings import (
+    ALLOCATION,
+    CONTAINER,
+    EXIT_INTERRUPTED,
+    HOSTS,
+    IMAGE,
+    LOCAL,
+    SLURM,
+    fill_in,
+)
 from slipway.supervisor import hooks
-from slipway.supervisor.job import Job, Leave, Unusable
+from slipway.supervisor.detectors import DETECTORS
+from slipway.supervisor.job import Job, Leave, Unusable, print_traceback
 from slipway.supervisor.rendezvous import rendezvous
 from slipway.supervisor.tasks import Signalled, Signals, forwarding, run, run_before
 
 if TYPE_CHECKING:
     from slipway.supervisor.link import Link
     from slipway.supervisor.slurm import Slurm
+    from slipway.supervisor.termination import Termination
     from slipway.supervisor.time_limit import TimeLimit
 
 # The script keeps the environment that it was submitted in there, as `env -0` prints it.
@@ -37,13 +47,9 @@ _NOT_FOUND = 127
 _POLL_AGAIN = 60.0
 # And between two looks for the end of an earlier link.
 _LONGEST_PAUSE = 30
-# Between two looks for the launch; after as many in vain the tasks are killed, as a file system may be away.
-_LOOK_SECONDS, _LOOKS = 20.0, 2
 
 _LINK = r"[1-9][0-9]{0,5}\Z"
 _LEAVES = "leaves without doing anything: {}"
-# Characters of a mark, which others may write, in the log.
-_SAID = 1000
 _USAGE = "usage: supervisor.pyz TAG [LINK] [TAG] -- COMMAND ...  or  supervisor.pyz point TAG [TAG]"
 
 
@@ -60,7 +66,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         code = _main(arguments)
     except Exception:
-        _print_traceback()
+        print_traceback()
     finally:
         # Python's own way out changes the code where a full disk cannot take the last words.
         os._exit(code)
@@ -87,7 +93,7 @@ def _main(arguments: Sequence[str]) -> int:
         job = _job(directory, arguments[0], arguments[1:end])
         if not job.by_hand:
             _claim(job)
-        return _keep(job, arguments[end + 1 :], signals)
+        return _run_link(job, arguments[end + 1 :], signals)
     except Leave as leave:
         _say(str(leave))
         return leave.code
@@ -184,17 +190,17 @@ def _claim(job: Job) -> None:
     holder = marks.claim(job.directory, job.claimant, job.link)
     if holder != job.claimant:
         name = marks.JOB if job.link == 1 else f"{marks.JOB}.{job.link}"
-        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {plain(holder)[:_SAID]}"))
+        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {marks.quoted(holder)}"))
     path = os.path.join(job.marks, marks.CHAIN_ENDED)
     if os.path.lexists(path):
         end = marks.chain_end(job.directory)
-        why = f": {plain(f'{end.by} ended the chain: {end.why}')[:_SAID]}" if end else ""
+        why = f": {end.sentence}" if end else ""
         # A job that waits for the success of this one waits for that of the run.
         done = any(attempt.verdict == "done" for attempt in marks.read_attempts(job.directory))
         raise Leave(_LEAVES.format(path + why), code=0 if done else 1)
 
 
-def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
+def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
     """Run one link: submit its successor, run the tasks, and judge the end.
 
     Raises
@@ -202,12 +208,14 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
     Leave
         If the chain is over.
     """
+    from slipway.supervisor.judgement import must_continue
     from slipway.supervisor.link import Link
     from slipway.supervisor.slurm import Slurm
+    from slipway.supervisor.termination import Termination
     from slipway.supervisor.time_limit import TimeLimit
 
     slurm = Slurm(job)
-    link, limit = Link(job, slurm), TimeLimit(job, slurm)
+    link, limit, termination = Link(job, slurm), TimeLimit(job, slurm), Termination(job, slurm)
     hosts: List[str] = []
     code = 1
     with contextlib.suppress(OSError):
@@ -215,21 +223,24 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
     try:
         _wait_for_turn(job, signals)
         _wait_for_earlier_links(job, link, signals)
-        _begin(job, link)
+        with job.best_effort("what came before is not known"):
+            link.begin()
         if job.settings.scheduler == SLURM and job.settings.save_signal:
             limit.ask()
             signals.turn = limit.turn
         signals.check()
         if os.environ.get(_UNREADABLE):
             raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
-        hosts = _meet(job, link, limit)
+        hosts = _choose_rendezvous(job, link, limit)
         command = _prepared(job, command, hosts, signals)
         signals.check()
-        code = _run_tasks(job, limit, command, signals, link.hooks())
+        code = _run_tasks(job, limit, command, signals, termination, link.hooks())
         if code == 0 and job.settings.scheduler != LOCAL:
             code = _slurm_has_the_last_word(job, slurm)
         job.say(f"the tasks ended with exit code {code}")
-        if code == 0 and link.must_continue(signals.first):
+        if termination.verdict:
+            code = code if code not in (0, EXIT_INTERRUPTED) else 1  # a job that was ended did not succeed
+        elif code == 0 and must_continue(job, signals.first):
             code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
     except Signalled:
         code = _ENDED_EARLY
@@ -238,16 +249,13 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
     except Leave:
         raise
     except Exception:
-        _print_traceback()
-    why = _why_lost(job)
+        print_traceback()
+    why = settings.why_lost(job.directory, job.settings.tag)
     if why:
-        link.abandon()
+        link.later.abandon()
         raise Leave(f"saves nothing and leaves no word of its end: {why}", code=1)
-    try:
-        link.end(code, hosts, signals.first)
-    except Exception:
-        _print_traceback()
-        job.leave(marks.ENDED, {"exit_code": code, "ended": int(time.time())})
+    with job.best_effort("how it ended is not known"):
+        link.end(code, hosts, signals.first, termination.verdict)
     return code
 
 
@@ -274,7 +282,7 @@ def _wait_for_turn(job: Job, signals: Signals) -> None:
 def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:
     """Wait for an earlier link that Slurm still runs: its end is not this one's to judge yet."""
     pause = 0
-    for earlier in iter(link.earlier_at_work, ""):
+    for earlier in iter(link.earlier.at_work, ""):
         if not pause:
             job.say(f"waits for the end of job {earlier}: its own dependency is lost")
         pause = min(2 * pause or 1, _LONGEST_PAUSE)
@@ -284,28 +292,15 @@ def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:
             raise Signalled
 
 
-def _begin(job: Job, link: "Link") -> None:
-    """See what came before, and submit what comes next: early, so that a node that dies ends no chain."""
-    try:
-        link.begin()
-    except Leave:
-        raise
-    except Exception:
-        job.say("what came before is not known", sys.stderr)
-        _print_traceback()
-
-
-def _meet(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
+def _choose_rendezvous(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
     """Choose where the tasks meet, and leave the mark that the job has started; return its hosts."""
     scheduler, run_name, launch = job.settings.scheduler, job.settings.run, job.settings.launch
     meeting = rendezvous(scheduler, job.settings.nodes if scheduler == ALLOCATION else None)
     os.environ.update(MASTER_ADDR=meeting.address, MASTER_PORT=str(meeting.port))
     fields: Dict[str, Any] = {"started": int(time.time()), "nodes": ",".join(meeting.hosts)}
     fields["time_limit"] = limit.seconds
-    try:
+    with job.best_effort("its place in the chain is not known"):
         fields.update(link.fields())
-    except Exception:
-        _print_traceback()
     job.leave(marks.STARTED, fields, sync=False)
     where = f"{meeting.address}:{meeting.port}"
     job.say(
@@ -345,7 +340,12 @@ def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: S
 
 
 def _run_tasks(
-    job: Job, limit: "TimeLimit", command: Sequence[str], signals: Signals, own_hooks: Sequence[hooks.Hook]
+    job: Job,
+    limit: "TimeLimit",
+    command: Sequence[str],
+    signals: Signals,
+    termination: "Termination",
+    own_hooks: Sequence[hooks.Hook],
 ) -> int:
     """Run the tasks: one srun, or on this machine alone each by itself; return their exit code."""
     content = job.settings
@@ -354,16 +354,16 @@ def _run_tasks(
         size = content.nodes * content.tasks_per_node  # all on this machine
         world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
         commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
-        return _run(job, limit, commands, signals, [], lambda: False)
+        return _run(job, limit, commands, signals, termination, [])
     from slipway.supervisor.srun import Patience, begin_step
 
     step = begin_step(job)
     patience = Patience(step)
-    code = _run(job, limit, commands, signals, [*own_hooks, patience.hook], patience.is_over)
+    code = _run(job, limit, commands, signals, termination, [*own_hooks, patience.hook], patience.is_over)
     if patience.is_over():
         job.say("srun waited in vain for tasks that it had ended: it was killed")
     if code == 0 and step.never_ran():
-        job.say("srun says 0 of tasks that did not start on every node")
+        job.say("srun exited with 0, but some tasks never started")
         return 1
     return code
 
@@ -373,21 +373,17 @@ def _run(
     limit: "TimeLimit",
     commands: "Sequence[Tuple[Sequence[str], Optional[Dict[str, str]]]]",
     signals: Signals,
+    termination: "Termination",
     own_hooks: Sequence[hooks.Hook],
-    is_stuck: Callable[[], bool],
+    is_stuck: Callable[[], bool] = lambda: False,
 ) -> int:
     is_first = True
-    misses: List[str] = []
-
-    def take(_: Job, why: str) -> None:
-        misses[:] = [*misses, why] if why else []
-
-    look = hooks.Hook("its launch", _why_lost, take, every=_LOOK_SECONDS)
-    polling = hooks.Polling(job, signals, [*own_hooks, look])
+    polling = hooks.Polling(job, signals, [*own_hooks, termination.hook, *_detectors(job)])
 
     def poll() -> Optional[float]:
         nonlocal is_first
-        try:
+        seconds: List[Optional[float]] = [_POLL_AGAIN]
+        with job.best_effort("what runs beside the tasks failed"):
             if is_first:
                 is_first = False
                 gc.enable()
@@ -396,21 +392,19 @@ def _run(
             import slipway.common.node.evidence
             import slipway.common.node.judging  # noqa: F401
 
-            pauses = [seconds for seconds in (polling.poll(), limit.pause()) if seconds is not None]
-            return min(pauses) if pauses else None
-        except Exception as error:  # whatever is wrong there, the tasks go on
-            job.say(f"what runs beside the tasks failed: {error!r}", sys.stderr)
-            return _POLL_AGAIN
+            seconds = [polling.poll(), limit.pause()]
+            # A job that was signalled ends already, for its own reason.
+            if polling.verdict and not termination.verdict and not signals.first:
+                termination.begin(polling.verdict)
+            seconds.append(termination.pause())
+        return min((pause for pause in seconds if pause is not None), default=None)
 
-    def is_over() -> bool:
-        is_lost = len(misses) >= _LOOKS
-        if is_lost and job.settings.scheduler == SLURM:
-            limit.slurm.kill_steps()
-        return is_lost or is_stuck()
+    def end() -> Optional[int]:
+        return signal.SIGKILL if is_stuck() else termination.signal()
 
     forward = forwarding(job.settings.scheduler, job.settings.save_signal)
     try:
-        return run(commands, signals, forward, poll, is_over)
+        return run(commands, signals, forward, poll, end)
     except OSError as error:
         job.say(str(error), sys.stderr)
         return _NOT_FOUND
@@ -418,8 +412,13 @@ def _run(
         polling.stop()
 
 
-def _why_lost(job: Job) -> str:
-    return settings.why_lost(job.directory, job.settings.tag)
+def _detectors(job: Job) -> List[hooks.Hook]:
+    """Return the hooks of the detectors; one that cannot begin is left out."""
+    found: List[hooks.Hook] = []
+    for detector in DETECTORS:
+        with job.best_effort("a detector could not begin"):
+            found.append(detector(job))
+    return found
 
 
 def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
@@ -441,10 +440,3 @@ def _say(message: str, stream: Optional[IO[str]] = None) -> None:
     number = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID") or os.getpid()
     with contextlib.suppress(OSError, ValueError):
         print(f"Job {number}: {message}", file=stream or sys.stdout, flush=True)
-
-
-def _print_traceback() -> None:
-    import traceback
-
-    with contextlib.suppress(OSError, ValueError):
-        traceback.print_exc()

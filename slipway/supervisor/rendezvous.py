@@ -2,6 +2,7 @@
 
 import os
 import select
+import subprocess
 from typing import List, NamedTuple, Optional, Set
 
 # Below the ephemeral ports, which the kernel gives to anybody.
@@ -66,8 +67,6 @@ def _hosts_of_script() -> List[str]:
 
 
 def _hosts(nodelist: str) -> List[str]:
-    import subprocess
-
     command = ["scontrol", "show", "hostnames", nodelist]  # it asks nobody
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=_SECONDS)

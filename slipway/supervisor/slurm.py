@@ -8,14 +8,12 @@ If Slurm does not answer, the result is ``None`` or an empty text: the training 
 import os
 import re
 import signal
+import subprocess
 from contextlib import suppress
-from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from slipway.common.node.slurm_states import plain_word
 from slipway.supervisor.job import Job
-
-if TYPE_CHECKING:
-    import subprocess
 
 _QUESTION_SECONDS = 20
 _ACTION_SECONDS = 30
@@ -228,8 +226,6 @@ class Slurm:
         return answer
 
     def _run(self, command: Sequence[str], seconds: float, as_submitted: bool = False) -> Answer:
-        import subprocess  # late: the tasks start sooner
-
         environment = self._submitted_environment() if as_submitted else self._environment()
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)  # the command inherits it
         try:
@@ -309,8 +305,6 @@ def submitted_id(answer: Answer) -> Optional[str]:
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     """End a command and what it started, which may hold its output open."""
-    import subprocess
-
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired, OSError, ValueError):

@@ -1,10 +1,10 @@
 """The tasks' processes, and the signals that the job is sent while they run."""
 
 import contextlib
-import errno
 import os
 import signal
-from typing import Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+import subprocess
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from slipway.common.node.settings import ALLOCATION, SLURM
 
@@ -118,7 +118,7 @@ def run(
     signals: Signals,
     forward: Forwarding,
     poll: Optional[Callable[[], Optional[float]]] = None,
-    is_stuck: Optional[Callable[[], bool]] = None,
+    end: Optional[Callable[[], Optional[int]]] = None,
 ) -> int:
     """Run processes until all have ended; the first that fails ends the others.
 
@@ -129,15 +129,16 @@ def run(
     poll
         Called while they run; it returns for how many seconds it need not be called again, ``None`` for
         ever. The end of any child calls it as well.
-    is_stuck
-        Called after `poll`: where it returns True the processes are killed.
+    end
+        Called after `poll`; it returns a signal that the processes are sent, `SIGKILL` with all that they
+        started, or ``None``.
 
     Returns
     -------
     The exit code of the first that failed, as a shell tells it; else 0.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    processes: List[int] = []
+    processes: List[subprocess.Popen[bytes]] = []
     code = 0
     ending = False
     try:
@@ -147,25 +148,30 @@ def run(
         except OSError:
             _send(processes, signal.SIGTERM)  # those that started wait for the others in vain
             for process in processes:
-                os.waitpid(process, 0)
+                process.wait()
             raise
         while True:
             reap()
-            for process, status in list(zip(processes, map(_exit_code, processes))):
+            for process in list(processes):
+                status = process.poll()
                 if status is None:
                     continue
                 processes.remove(process)
                 if ending:
-                    _end_group(process)
+                    _end_group(process.pid)
                 if status and not code:
-                    code = status
+                    code = 128 - status if status < 0 else status
                     _send(processes, signal.SIGTERM)
             if not processes:
                 return code
             seconds = poll() if poll is not None else None
-            if is_stuck is not None and is_stuck():
+            number = end() if end is not None else None
+            if number == signal.SIGKILL:
                 for process in processes:
-                    _end_group(process, signal.SIGKILL)
+                    _end_group(process.pid, number)
+            elif number is not None:
+                ending = ending or number == signal.SIGTERM
+                _send(processes, number)
             number = signals.wait(seconds)
             if number in forward:
                 name, passed_on = forward[number]
@@ -193,61 +199,33 @@ def reap() -> None:
             _unreaped.remove(child)
 
 
-def _start(arguments: Sequence[str], environment: Optional[Dict[str, str]], signals: Signals) -> int:
-    """Start a process at the head of its own group; return its number.
+def _start(
+    arguments: Sequence[str], environment: Optional[Dict[str, str]], signals: Signals
+) -> "subprocess.Popen[bytes]":
+    """Start a process at the head of its own group.
 
-    Without `subprocess`, which takes long to import. What the script opened is the tasks' too, as is the lock
-    of a run.
+    What the script opened is the tasks' too, as is the lock of a run.
 
     Raises
     ------
     OSError
         If there is no such program, or it cannot be started.
     """
-    failure, there = os.pipe()
-    process = os.fork()
-    if not process:
-        _become(arguments, os.environ if environment is None else environment, signals, there)
-    os.close(there)
-    with open(failure, "rb") as stream:
-        number = stream.read()
-    if number:
-        os.waitpid(process, 0)
-        raise OSError(int(number), os.strerror(int(number)), arguments[0])
-    return process
 
-
-def _become(
-    arguments: Sequence[str], environment: Mapping[str, str], signals: Signals, failure: int
-) -> NoReturn:
-    """Become a program in a process that was just forked; write the number of the error where that fails."""
-    number = errno.EINVAL
-    try:
+    def begin() -> None:
         os.setpgid(0, 0)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what is ignored stays so
-            signal.signal(ignored, signal.SIG_DFL)
         signals.release()
-        os.execvpe(arguments[0], list(arguments), environment)
-    except OSError as error:
-        number = error.errno or number
-    finally:
-        os.write(failure, b"%d" % number)
-        os._exit(1)
+
+    # No thread runs here that a function between fork and exec could meet.
+    return subprocess.Popen(
+        list(arguments), stdin=subprocess.DEVNULL, env=environment, close_fds=False, preexec_fn=begin
+    )
 
 
-def _exit_code(process: int) -> Optional[int]:
-    """Return the exit code of a process as a shell tells it; ``None`` while it runs."""
-    ended, status = os.waitpid(process, os.WNOHANG)
-    if not ended:
-        return None
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def _send(processes: Sequence[int], number: int) -> None:
+def _send(processes: "Sequence[subprocess.Popen[bytes]]", number: int) -> None:
     for process in processes:
         with contextlib.suppress(OSError):
-            os.kill(process, number)  # not yet waited for: the number is no other's
+            process.send_signal(number)
 
 
 def _end_group(group: int, number: int = signal.SIGTERM) -> None:

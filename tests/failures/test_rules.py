@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from slipway.common.node.failure_rules import FailureRule
 from slipway.common.node.judging import RULES, rule_named
-from slipway.common.node.rules import FailureRule
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}-{rule.of}")

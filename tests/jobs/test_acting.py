@@ -16,7 +16,7 @@ from launcher.errors import UserError
 from launcher.jobs import acting
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, NoAnswer
 from launcher.slurm.states import Action, State
-from slipway.supervisor.following import NAME, Stage, Stages, to_json
+from slipway.supervisor.dependent_stages import NAME, Stage, Stages, to_json
 
 Capsys = pytest.CaptureFixture[str]
 

@@ -19,7 +19,7 @@ from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, NoAnswer, Sub
 from launcher.schedulers.chain_status import status_of_chain
 from launcher.slurm.states import Action, State
 from slipway.common.node.marks import cancelled_by, chain_end, claim, link_jobs
-from slipway.supervisor.following import NAME as STAGES_FILE
+from slipway.supervisor.dependent_stages import NAME as STAGES_FILE
 
 Capsys = pytest.CaptureFixture[str]
 

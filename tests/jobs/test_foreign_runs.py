@@ -31,7 +31,7 @@ from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.schedulers.base import ChainJobs, FoundJobs, JobRef, JobStatus, Submission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import Action, State
-from slipway.supervisor.following import NAME, Stage, Stages, to_json
+from slipway.supervisor.dependent_stages import NAME, Stage, Stages, to_json
 from tests.launching.fake_slurm import install, overrides
 
 Capsys = pytest.CaptureFixture[str]

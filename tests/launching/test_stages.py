@@ -15,8 +15,8 @@ from launcher.errors import UserError
 from launcher.jobs.launches import Launch
 from launcher.launching import launch_stages
 from launcher.runs.manifest import read_manifest
-from slipway.supervisor.following import NAME as STAGES_FILE
-from slipway.supervisor.following import Repeated, Stage, read_stages
+from slipway.supervisor.dependent_stages import NAME as STAGES_FILE
+from slipway.supervisor.dependent_stages import Repeated, Stage, read_stages
 from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
 
 SLIPWAY = Path(sys.executable).with_name("slipway")

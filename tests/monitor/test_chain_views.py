@@ -33,7 +33,7 @@ from launcher.monitor.readers import all_events, newest_events
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
 from slipway.common.node.marks import ChainEnd, claim, end_chain
-from slipway.supervisor.following import NAME, Stage, Stages, to_json
+from slipway.supervisor.dependent_stages import NAME, Stage, Stages, to_json
 
 Capsys = pytest.CaptureFixture[str]
 

@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 from slipway.common.node.settings import ChainSettings
 from slipway.supervisor.chain import (
     Before,
-    EndChain,
     Ending,
-    ExcludeNodes,
-    LeaveJob,
     Phase,
-    SubmitNext,
+    Transition,
     after_end,
     look_back,
 )
@@ -66,8 +63,7 @@ class Model:
         """Run one job of the chain: it begins, and meets its fate."""
         assert not self.over, "a link began after the end of the chain"
         step = look_back(self.settings, number, self._before(), number + 1 in self.submitted)
-        self._carry_out(number, step.effects)
-        assert (step.phase is Phase.OVER) == self.over
+        self._carry_out(number, step)
         if self.over:
             self.stopped_by = step.ending.why if step.ending else None
             return
@@ -85,8 +81,7 @@ class Model:
             event.saves,
             number + 1 in self.submitted,
         )
-        self._carry_out(number, next_step.effects)
-        assert (next_step.phase is Phase.OVER) == self.over
+        self._carry_out(number, next_step)
         assert next_step.ending is not None
         self.stopped_by = next_step.ending.why
 
@@ -98,15 +93,13 @@ class Model:
             "17", ENDINGS[self.before.kind], not self.is_marked, state, self.failures, 1, self.saved
         )
 
-    def _carry_out(self, number: int, effects: tuple[object, ...]) -> None:
-        for effect in effects:
-            assert not self.over or isinstance(effect, LeaveJob), "an effect after the end of the chain"
-            if isinstance(effect, SubmitNext):
-                assert number + 1 not in self.submitted, "a link was submitted twice"
-                assert number + 1 <= self.settings.links
-                self.submitted.append(number + 1)
-            elif isinstance(effect, EndChain):
-                self.over = True
+    def _carry_out(self, number: int, step: Transition) -> None:
+        self.over = step.phase is Phase.OVER
+        if step.submits:
+            assert not self.over, "a link was submitted after the end of the chain"
+            assert number + 1 not in self.submitted, "a link was submitted twice"
+            assert number + 1 <= self.settings.links
+            self.submitted.append(number + 1)
 
 
 SETTINGS = st.builds(
@@ -159,27 +152,25 @@ def test_a_new_checkpoint_forgives_and_a_crash_loop_stops(
         assert (step.phase is Phase.OVER) == stops and step.failures == failures + 1
 
 
-def test_a_node_at_fault_is_excluded_before_the_next_link_is_submitted() -> None:
-    settings = ChainSettings(links=3)
-    step = after_end(settings, 1, ENDINGS["node_failed"], 0, False, False)
-    assert step.effects == (ExcludeNodes(("n1",), "a node of it failed"), SubmitNext())
-    before = Before("16", ENDINGS["lost"], is_judged_now=True)
-    step = look_back(settings, 2, before, False)
-    assert step.effects == (ExcludeNodes(("n2",), "a node of it failed", "16"), SubmitNext())
+def test_a_node_at_fault_is_excluded_and_the_next_link_is_submitted() -> None:
+    settings, ending, lost = ChainSettings(links=3), ENDINGS["node_failed"], ENDINGS["lost"]
+    assert after_end(settings, 1, ending, 0, False, False) == Transition(Phase.PASSED, 1, ending, True)
+    before = Before("16", lost, is_judged_now=True)
+    assert look_back(settings, 2, before, False) == Transition(Phase.RUNS, 1, lost, True)
 
 
 def test_work_of_the_link_before_is_not_repeated() -> None:
     step = look_back(ChainSettings(links=3), 2, Before("16", ENDINGS["node_failed"]), False)
-    assert step.effects == (SubmitNext(),)
+    assert step.submits and step.ending == ENDINGS["node_failed"]._replace(nodes=())
 
 
-def test_a_link_that_finds_its_chain_ended_leaves_and_that_is_no_success() -> None:
+def test_a_link_that_finds_its_chain_ended_is_over_whatever_the_mark_says() -> None:
     settings = ChainSettings(links=3)
     cancelled = look_back(settings, 2, Before("16", ENDINGS["failed"], state="CANCELLED"), False)
-    why = "job 16: it was cancelled"
-    assert cancelled.effects == (EndChain(why), LeaveJob("the chain has ended with " + why, False))
+    assert cancelled.phase is Phase.OVER and cancelled.ending is not None
+    assert (cancelled.ending.verdict, cancelled.ending.why) == ("stop", "it was cancelled")
     done = look_back(settings, 2, Before("16", ENDINGS["done"], state="CANCELLED"), False)
-    assert isinstance(done.effects[-1], LeaveJob) and done.effects[-1].is_success
+    assert done == Transition(Phase.OVER, 1, ENDINGS["done"])
 
 
 def test_links_that_left_no_mark_count_as_failures() -> None:

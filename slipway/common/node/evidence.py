@@ -110,7 +110,7 @@ def own_words(lines: Sequence[str], host: Optional[str] = None) -> Optional[str]
 
 
 def last_step(lines: Sequence[str]) -> Optional[int]:
-    """Return the last step that is known to be done, ``None`` where the lines tell of none."""
+    """Return the last step that the lines log; ``None`` if they log none."""
     for line in reversed(lines):
         steps = _STEP.findall(line)
         if steps:

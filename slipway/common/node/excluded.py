@@ -6,7 +6,7 @@ under, and why, with tabs between. Nothing is ever removed: a line that has expi
 
 import os
 import re
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 from slipway.common.files import AnyPath, append_line, plain, read_text
 
@@ -23,10 +23,6 @@ class ExcludedNode(NamedTuple):
     until: int
     job: str
     why: str
-
-    def to_json(self) -> Dict[str, Any]:
-        """Return it as the manifest has it."""
-        return dict(self._asdict())
 
 
 def read_excluded(run_dir: AnyPath, now: float) -> Tuple[ExcludedNode, ...]:

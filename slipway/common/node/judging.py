@@ -9,7 +9,7 @@ from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slipway.common.node import failure_rules
 from slipway.common.node.evidence import named_in
-from slipway.common.node.rules import FailureRule
+from slipway.common.node.failure_rules import FailureRule
 
 RULES: Tuple[FailureRule, ...] = (
     *failure_rules.FIRST,
@@ -21,7 +21,7 @@ RULES: Tuple[FailureRule, ...] = (
 _BY_NAME: Mapping[str, FailureRule] = {rule.name: rule for rule in RULES}
 _PATTERNS = [re.compile(rule.pattern) for rule in RULES]
 
-UNKNOWN = FailureRule("unknown", "end", "continue", "-", "", "nothing is known of its end")
+UNKNOWN = FailureRule("unknown", "continue", "^code=", "nothing is known of its end")
 _UNSAID = "-"
 _NODE_FAILURE = "srun: error: Node failure on "
 
@@ -40,44 +40,34 @@ class Facts(NamedTuple):
         The exit code of its tasks.
     state, reason, preempted
         ``JobState``, ``Reason`` and ``PreemptTime`` of ``scontrol show job``.
-    signal
-        What the job was sent while its tasks ran, such as ``USR1``.
-    save
-        The signal that its payload takes as: save now.
     requeue
         Slurm may requeue it: ``Requeue`` of ``scontrol show job``.
     progress
         There is a newer checkpoint than when it began.
+    signal
+        What the job was sent while its tasks ran, such as ``USR1``.
+    save
+        The signal that its payload takes as: save now.
     """
 
     code: Optional[int] = None
     state: Optional[str] = None
     reason: Optional[str] = None
     preempted: Optional[str] = None
-    signal: Optional[str] = None
-    save: Optional[str] = None
     requeue: Optional[bool] = None
     progress: Optional[bool] = None
+    signal: Optional[str] = None
+    save: Optional[str] = None
 
     @property
     def line(self) -> str:
         """The line that the rules of a job's end are matched with."""
-        requeue, progress = (None if flag is None else int(flag) for flag in (self.requeue, self.progress))
-        words = (
-            ("code", self.code),
-            ("state", self.state),
-            ("reason", self.reason),
-            ("preempted", self.preempted),
-            ("requeue", requeue),
-            ("progress", progress),
-            ("signal", self.signal),
-            ("save", self.save),
-        )
-        return " ".join(f"{name}={_word(value)}" for name, value in words)
+        return " ".join(f"{name}={_word(value)}" for name, value in self._asdict().items())
 
 
 def _word(value: object) -> str:
-    return _UNSAID if value is None or value == "" else str(value).replace(" ", "_")
+    text = str(int(value)) if isinstance(value, bool) else str(value)
+    return _UNSAID if value is None or value == "" else text.replace(" ", "_")
 
 
 class Judgement(NamedTuple):

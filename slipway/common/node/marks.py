@@ -14,8 +14,8 @@ other leaves before it does anything. The first job that begins claims it; or th
 that it puts on record, or for none at all (`GIVEN_UP`).
 
 The links of a chain are jobs of one launch, and each has a claim of its own: ``marks/job``, ``marks/job.2``,
-``marks/job.3``, made by the link itself when it begins, or by who submitted it. One may be missing, of a link
-that found the disk full. ``marks/chain-ended`` keeps all that are still to come from doing anything.
+``marks/job.3``, written by the link when it starts or by its submitter; a full disk may leave none.
+``marks/chain-ended`` keeps all that are still to come from doing anything.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from slipway.common.files import (
     AnyPath,
     is_job_id,
     names_in,
+    plain,
     read_json,
     read_text,
     sync_file,
@@ -48,11 +49,15 @@ IMAGE = "image.sha256"
 # In the claim: there is no job of this launch, and none may begin.
 GIVEN_UP = "given-up"
 
+# Characters quoted of a mark, which others may write, in a log and in another mark.
+_MAX_QUOTED_CHARS = 1000
 # A list of ten thousand nodes, and what else a job tells.
 _MARK_BYTES = 1 << 20
 # Patterns are compiled when they are needed: the tasks start sooner.
 _COUNT = r"[0-9]{1,9}"
 _HIGHEST_EXIT_CODE = 255
+_NUMBERS = ("checkpoint", "checkpoint_order", "checkpoint_time", "rank", "step")
+_TEXTS = ("nodes", "avoids", "state", "signal", "host", "rule", "verdict", "excluded", "why", "tag")
 _LIFE_MARK = rf"(?s)([^.].*)\.(?:{STARTED}|{ENDED})\.json"
 # Claims of the second link of a chain, or a further one; with the job's id in its name one that is empty.
 _LATER_CLAIM = rf"{JOB}\.([2-9]|[1-9][0-9]{{1,5}})"
@@ -278,6 +283,10 @@ class ChainEnd(NamedTuple):
     why: str
     ended: Optional[float] = None
 
+    @property
+    def sentence(self) -> str:
+        return quoted(f"{self.by} ended the chain: {self.why}")
+
 
 def end_chain(launch_dir: AnyPath, end: ChainEnd) -> bool:
     """Keep all links that have not begun from doing anything; return False if the chain has ended already.
@@ -388,6 +397,11 @@ def image_digest(launch_dir: AnyPath) -> Optional[str]:
     return f"sha256:{words[0]}" if words else None
 
 
+def quoted(text: str) -> str:
+    """Return a text that others may have written as one line of limited length."""
+    return plain(text)[:_MAX_QUOTED_CHARS]
+
+
 def _claim_name(link: int) -> str:
     return JOB if link == 1 else f"{JOB}.{link}"
 
@@ -407,6 +421,8 @@ def _attempt(stem: str, content: Mapping[str, Any]) -> Optional[JobAttempt]:
     job_id, _, number = stem.rpartition(".")
     if not (is_job_id(job_id) and re.fullmatch(_COUNT, number) and content):
         return None
+    fields: Dict[str, Any] = {name: whole(content.get(name), 0) for name in _NUMBERS}
+    fields.update((name, _text(content, name)) for name in _TEXTS)
     return JobAttempt(
         job_id=job_id,
         number=int(number),
@@ -415,21 +431,7 @@ def _attempt(stem: str, content: Mapping[str, Any]) -> Optional[JobAttempt]:
         link=whole(content.get("link"), 1) or 1,
         failures=whole(content.get("failures"), 0) or 0,
         exit_code=whole(content.get("exit_code"), 0, _HIGHEST_EXIT_CODE),
-        checkpoint=whole(content.get("checkpoint"), 0),
-        checkpoint_order=whole(content.get("checkpoint_order"), 0),
-        checkpoint_time=whole(content.get("checkpoint_time"), 0),
-        rank=whole(content.get("rank"), 0),
-        step=whole(content.get("step"), 0),
-        nodes=_text(content, "nodes"),
-        avoids=_text(content, "avoids"),
-        state=_text(content, "state"),
-        signal=_text(content, "signal"),
-        host=_text(content, "host"),
-        rule=_text(content, "rule"),
-        verdict=_text(content, "verdict"),
-        excluded=_text(content, "excluded"),
-        why=_text(content, "why"),
-        tag=_text(content, "tag"),
+        **fields,
     )
 
 

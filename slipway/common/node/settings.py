@@ -16,6 +16,8 @@ IMAGE = "%SLIPWAY_IMAGE%"
 CONTAINER = "%SLIPWAY_CONTAINER%"
 HOSTS = "%SLIPWAY_HOSTS%"
 TASK_SCRIPT = "task.sh"
+# The trainer's exit code when it was asked to stop and has saved: EX_TEMPFAIL of sysexits.h.
+EXIT_INTERRUPTED = 75
 # The oldest Python that it runs with; `__main__` has it too, for it is read by older ones.
 OLDEST_PYTHON = (3, 6, 2)
 
@@ -93,6 +95,8 @@ class Settings(NamedTuple):
     save_before_end, time_limit
         Seconds before the limit at which Slurm was asked to signal the supervisor, and of the limit that was
         asked for; each ``None`` for none.
+    results, metrics
+        Directory of the results, and the file in it to which our trainer appends a record of each step.
     checkpoints
         Directory whose newest checkpoint tells whether a link got on; ``None`` if there is none.
     failures
@@ -124,6 +128,8 @@ class Settings(NamedTuple):
     host_arguments: Tuple[str, ...] = ()
     chain: ChainSettings = ChainSettings()
     container: Optional[ContainerSettings] = None
+    results: Optional[str] = None
+    metrics: Optional[str] = None
 
 
 class SweepSettings(NamedTuple):

@@ -23,6 +23,7 @@ from slipway.common.files import (
 )
 from slipway.common.node import marks
 from slipway.common.node.excluded import ExcludedNode, append_excluded, read_excluded
+from slipway.common.node.json_lines import read_new_records
 from slipway.common.node.settings import ChainSettings, ContainerSettings, Settings, from_json, to_json
 
 TAG = "0123abcd"
@@ -198,6 +199,37 @@ class SettingsFile(unittest.TestCase):
         for wrong in (dict(content, chains={}), {"run": "x"}, dict(content, chain=3)):
             with self.assertRaises(ValueError):
                 from_json(wrong)
+
+    def test_settings_of_an_earlier_version_are_read(self) -> None:
+        stored = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stored", "supervisor.json")
+        settings = from_json(read_json(stored))
+        self.assertEqual((settings.run, settings.chain.links), ("gpt3_126m", 3))
+        self.assertEqual((settings.results, settings.metrics), (None, None))
+
+
+class JsonLines(InDirectory):
+    def test_records_are_read_once_as_the_file_grows(self) -> None:
+        path, offset = self.path("metrics.jsonl"), None
+        for content, expected in (
+            (None, []),
+            ('{"step": 1}\n', [1]),
+            ('{"step": 2}\nno record\n[3]\n{"step": ', [2]),
+            ('3, "loss": NaN}\n', [3]),
+            ("", []),
+            ("[" * 100000 + '\n{"step": 4}\n', []),
+            ("", [4]),
+        ):
+            if content is not None:
+                with open(path, "a") as stream:
+                    stream.write(content)
+            records, offset = read_new_records(path, offset, limit=100002)
+            self.assertEqual([record["step"] for record in records], expected)
+        self.assertEqual(offset, os.path.getsize(path))
+        with open(path, "w") as stream:
+            stream.write('{"step": 5}\n' * 2)
+        self.assertEqual(read_new_records(path), ([], 24))
+        self.assertEqual(read_new_records(path, offset), ([{"step": 5}] * 2, 24))
+        self.assertEqual(read_new_records(path, 0, limit=4), ([], 4))
 
 
 def refuse(*_: object) -> None:

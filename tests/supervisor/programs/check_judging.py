@@ -79,7 +79,9 @@ class Evidence(unittest.TestCase):
 
 class Judging(unittest.TestCase):
     def test_each_name_and_each_column_is_a_text(self) -> None:
-        self.assertTrue(all(isinstance(text, str) and text for rule in RULES for text in rule[:6]))
+        self.assertTrue(
+            all(isinstance(text, str) and text for rule in RULES for text in (*rule[:4], rule.nodes))
+        )
 
     def test_requeued_or_cancelled_is_not_known_at_the_end(self) -> None:
         ended = Facts(143, "COMPLETING", "None", "None", save="USR1")

@@ -23,7 +23,7 @@ from slipway.common.node.settings import (
     Settings,
     fill_in,
 )
-from slipway.supervisor import hooks, images, main, srun, tasks, time_limit
+from slipway.supervisor import hooks, images, main, srun, tasks, termination, time_limit
 from slipway.supervisor.job import Job
 from slipway.supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
 from slipway.supervisor.slurm import JobRecord
@@ -192,8 +192,46 @@ class Hooks(WithSignals):
 
     def test_an_answer_that_cannot_be_taken_ends_nothing(self):
         failing = hooks.Hook("the check", lambda job: 1, lambda job, answer: answer["x"])
-        self.call_once(failing)
+        with contextlib.redirect_stderr(self.log):
+            self.call_once(failing)
         self.assertIn("the check: TypeError", self.log.getvalue())
+
+    def test_a_flood_of_an_answer_is_cut_off(self):
+        self.call_once(self.hook(lambda job: "x" * (1 << 24)))
+        self.assertEqual(self.answers, [])
+        self.assertIn("the check: an answer of more than", self.log.getvalue())
+
+    def test_a_verdict_ends_the_tasks_in_order(self):
+        for scheduler, signal_to_save, words in (
+            (SLURM, "USR1", ["USR1", "TERM", "KILL"]),
+            (SLURM, None, ["TERM", "KILL"]),
+            (ALLOCATION, "TERM", ["TERM", "TERM", "KILL"]),
+            (LOCAL, "USR1", ["USR1", "KILL"]),
+            (LOCAL, None, ["TERM", "KILL"]),
+        ):
+            settings = self.job.settings._replace(scheduler=scheduler, save_signal=signal_to_save)
+            steps = unittest.mock.Mock()
+            with self.subTest(scheduler=scheduler, save=signal_to_save), unittest.mock.patch.multiple(
+                termination, _SAVE_SECONDS=0, _LEAVE_SECONDS=0
+            ):
+                ending = termination.Termination(self.job._replace(settings=settings), steps)
+                self.assertIsNone(ending.signal())
+                ending.begin(hooks.Verdict("nan", "the loss\nis NaN", saves=True))
+                sent = [signal.Signals(ending.signal()).name[3:] for _ in words]
+                self.assertEqual(sent, words)
+                self.assertEqual(steps.kill_steps.call_count, int(scheduler == SLURM))
+        self.assertIn("ends the tasks: the loss?is NaN", self.log.getvalue())
+
+    def test_only_the_first_verdict_counts_and_nothing_else_is_one(self):
+        first, second = hooks.Verdict("first", "it is"), hooks.Verdict("second", "it is too")
+        answers = [None, True, {"rule": "x"}, first, second]
+        hook = hooks.Hook("the check", lambda job: 1, lambda job, answer: answers.pop(0), every=0.01)
+        polling = hooks.Polling(self.job, self.signals, [hook])
+        while answers:
+            time.sleep(0.01)
+            polling.poll()
+            self.assertEqual(polling.verdict, first if len(answers) < 2 else None)
+        polling.stop()
 
     def test_hooks_are_called_repeatedly_while_the_tasks_run(self):
         polling = hooks.Polling(
@@ -211,9 +249,9 @@ class Hooks(WithSignals):
         for error in (OSError(28, "No space left on device"), ImportError("the archive is gone")):
             failing = unittest.mock.patch.object(hooks.Polling, "poll", side_effect=error)
             with failing, contextlib.redirect_stderr(self.log):
-                limit = time_limit.TimeLimit(self.job, None)
-                commands = [task("trap 'exit 6' TERM; sleep 0.3; exit 4")]
-                code = main._run(self.job, limit, commands, self.signals, [], lambda: False)
+                code = run_tasks(
+                    self.job, ["bash", "-c", "trap 'exit 6' TERM; sleep 0.3; exit 4"], self.signals
+                )
             self.assertEqual(code, 4)
 
     def test_hook_that_cannot_be_killed_is_not_waited_for(self):
@@ -287,7 +325,7 @@ class Steps(WithSignals):
                 self.addCleanup(polling.stop)
                 command = task(f"trap '' TERM; echo 'srun: {words}' >>{self.log}; exec sleep 60")
                 start = time.monotonic()
-                code = run([command], self.signals, forwarding(SLURM, None), polling.poll, waits.is_over)
+                code = run([command], self.signals, forwarding(SLURM, None), polling.poll, killed_by(waits))
                 self.assertEqual(code, 137)
                 self.assertTrue(1 <= time.monotonic() - start < 50)
 
@@ -305,8 +343,17 @@ class Steps(WithSignals):
             "srun: Job step aborted: Waiting up to 1 seconds for job step to finish."  # a rank's own step
         )
         works = f"echo '{aborted}' >>{errors}; for i in {{1..20}}; do echo loss >>{self.log}; sleep 0.1; done"
-        code = run([task(works)], self.signals, forwarding(SLURM, None), polling.poll, waits.is_over)
+        code = run([task(works)], self.signals, forwarding(SLURM, None), polling.poll, killed_by(waits))
         self.assertEqual(code, 0)
+
+
+def killed_by(waits):
+    return lambda: signal.SIGKILL if waits.is_over() else None
+
+
+def run_tasks(job, command, signals, slurm=None):
+    ending = termination.Termination(job, slurm)
+    return main._run_tasks(job, time_limit.TimeLimit(job, slurm), command, signals, ending, [])
 
 
 class LostLaunch(WithSignals):
@@ -324,10 +371,9 @@ class LostLaunch(WithSignals):
                         stream.write(text)
                 # As a task of NeMo's: to be told to end is to save.
                 script = f"trap 'touch {directory}/saved' TERM USR1; sleep 60 & wait; wait"
-                with unittest.mock.patch.object(main, "_LOOK_SECONDS", 0.05):
+                with unittest.mock.patch.object(termination, "_LOOK_SECONDS", 0.05):
                     steps = unittest.mock.Mock()
-                    limit = time_limit.TimeLimit(job, steps)
-                    code = main._run_tasks(job, limit, ["bash", "-c", script], self.signals, [])
+                    code = run_tasks(job, ["bash", "-c", script], self.signals, steps)
                 self.assertEqual(code, 128 + signal.SIGKILL)
                 self.assertEqual(bool(steps.kill_steps.call_count), scheduler == SLURM)
                 self.assertFalse(os.path.exists(directory + "/saved"))
@@ -336,17 +382,16 @@ class LostLaunch(WithSignals):
         settings = Settings("run", 1, "tag", "/r", "/s", "/r/l", LOCAL, "nemo")
         job = Job("17", "17.0", "17", 1, False, "/r", settings, 0, {})
 
-        def look(_job):
+        def look(_directory, _tag):
             with open(self.path, "a") as stream:
                 stream.write("x")
             return "gone" if os.path.getsize(self.path) % 2 else ""
 
         with tempfile.NamedTemporaryFile() as file, unittest.mock.patch.multiple(
-            main, _LOOK_SECONDS=0.05, _why_lost=look
+            termination, _LOOK_SECONDS=0.05, why_lost=look
         ):
             self.path = file.name
-            limit = time_limit.TimeLimit(job, None)
-            self.assertEqual(main._run_tasks(job, limit, ["sleep", "1"], self.signals, []), 0)
+            self.assertEqual(run_tasks(job, ["sleep", "1"], self.signals), 0)
             self.assertGreater(os.path.getsize(self.path), 3)
 
 

@@ -18,12 +18,25 @@ import os
 import re
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    get_type_hints,
+)
 
-from slipway.common.files import AnyPath, plain, read_json, write_atomic
+from slipway.common.files import AnyPath, read_json, write_atomic
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.checkpoints import Progress
+from slipway.common.node.marks import quoted
 from slipway.common.node.settings import SLURM, of_file_system
+from slipway.supervisor.hooks import Hook
 from slipway.supervisor.job import Job, Leave
 
 if TYPE_CHECKING:
@@ -31,10 +44,11 @@ if TYPE_CHECKING:
 
 NAME = "stages.json"
 # In the marks of a stage that is repeated: the checkpoints that were counted.
-COUNTED = "checkpoints.json"
-# Characters quoted of a mark, which others may write, in a log and in another mark.
-_SAID = 1000
+COUNTS_FILE = "checkpoints.json"
 _COUNT_BYTES = 1 << 16
+# Seconds between counts of checkpoints, between reports of new links to the stages after a chain, and that
+# Slurm may take.
+_COUNT_SECONDS, _TELL_SECONDS, _LOOK_BUDGET = 20.0, 60.0, 240.0
 # Seconds after the launch was written in which a stage may still be submitted, as Slurm may answer slowly,
 # and the longest pause between two looks for it.
 _LATE_SECONDS, _LONGEST_PAUSE = 120, 8
@@ -126,7 +140,7 @@ def _typed(stage: Any) -> Any:
     for name, kind in get_type_hints(type(stage)).items():
         value = getattr(stage, name)
         if not isinstance(value, kind) or (kind is int and value < 1):
-            raise TypeError(f"{name} is " + repr(value)[:_SAID])
+            raise TypeError(f"{name} is " + quoted(repr(value)))
     return stage
 
 
@@ -135,7 +149,7 @@ def waits_for(jobs: Sequence[str], own: str = "") -> str:
     return ",".join(["afterany:" + ":".join(jobs), *([own] if own else [])])
 
 
-class Following:
+class DependentStages:
     """The stages around the chain that this job is a link of."""
 
     def __init__(self, job: Job, slurm: "Slurm") -> None:
@@ -150,15 +164,22 @@ class Following:
         except (OSError, ValueError) as error:
             job.say(f"the stages before and after it are not known: {error}", sys.stderr)
 
-    @property
-    def is_watching(self) -> bool:
-        """Return True if a stage has to be told something while the tasks run."""
-        return bool(self._stages.after or self._stages.repeated)
+    def hooks(self, tell: Callable[[], None], newest: Callable[[], Optional[Progress]]) -> List[Hook]:
+        """Return what is done beside the tasks: stages are told of links, and submitted after checkpoints."""
+        if not self._stages.after and not self._stages.repeated:
+            return []
 
-    @property
-    def is_counting(self) -> bool:
-        """Return True if a stage is submitted after each n-th checkpoint."""
-        return bool(self._stages.repeated)
+        def look(job: Job) -> Dict[str, List[str]]:
+            tell()
+            if self._stages.repeated:
+                self.repeat(newest())
+            return self._waited_jobs
+
+        def take(job: Job, waited_jobs: Dict[str, List[str]]) -> None:
+            self._waited_jobs.update(waited_jobs)
+
+        every = _COUNT_SECONDS if self._stages.repeated else _TELL_SECONDS
+        return [Hook("the stages that follow", look, take, _LOOK_BUDGET, every)]
 
     def require_done(self) -> None:
         """Leave where the chain before this stage is not done.
@@ -177,9 +198,9 @@ class Following:
         end = marks.chain_end(before.directory)
         why = f"{before.run}, which it waited for, is not done"
         if end is not None:
-            why += f": {plain(f'{end.by} ended the chain: {end.why}')[:_SAID]}"
+            why += f": {end.sentence}"
         elif attempts and attempts[-1].why:
-            why += f": {plain(attempts[-1].why)[:_SAID]}"
+            why += f": {quoted(attempts[-1].why)}"
         fields = {"exit_code": 1, "ended": int(time.time()), "verdict": "stop", "why": why}
         self._job.leave(marks.ENDED, fields)
         raise Leave(f"leaves without doing anything: {why}", 1)
@@ -234,20 +255,11 @@ class Following:
             if first is None or not first.waits:
                 continue
             if self._slurm.cancel([first.job_id]):
-                by = f"job {self._job.claimant}: {plain(why)}"[:_SAID]
+                by = quoted(f"job {self._job.claimant}: {why}")
                 marks.note_cancelled(stage.directory, first.job_id, by)
                 self._job.say(f"cancelled job {first.job_id}, {stage.run}, which waited for this chain")
             else:
                 self._job.say(f"job {first.job_id}, {stage.run}, leaves by itself when it begins")
-
-    @property
-    def waited_jobs(self) -> Dict[str, List[str]]:
-        """The jobs that each stage waits for, by its tag, as far as this process told them."""
-        return self._waited_jobs
-
-    def remember(self, waited_jobs: Dict[str, List[str]]) -> None:
-        """Take over what a process beside this one has told the stages."""
-        self._waited_jobs.update(waited_jobs)
 
     # --- stages for each n-th checkpoint ---
 
@@ -266,7 +278,7 @@ class Following:
     def begin_counting(self, newest: Optional[Progress]) -> None:
         """Note the newest checkpoint of a training that begins: earlier ones are not counted."""
         for stage in self._stages.repeated:
-            if not os.path.lexists(_counted(stage)):
+            if not os.path.lexists(_counts_path(stage)):
                 self._note(stage, _Count(newest))
 
     def repeat(self, newest: Optional[Progress]) -> None:
@@ -304,7 +316,7 @@ class Following:
         if job_id is None:
             lost = (self._slurm.queued_jobs(stage.tag) or {}).get(link)
             if lost is None:
-                return plain(answer.last_line)[:_SAID]
+                return quoted(answer.last_line)
             job_id = lost.job_id
         marks.claim(stage.directory, job_id, link)
         self._job.say(f"{stage.run} looks at the new checkpoints as job {job_id}")
@@ -323,9 +335,9 @@ class Following:
     def _note(self, stage: Repeated, count: "_Count") -> None:
         try:
             marks.make_directory(stage.directory)
-            write_atomic(_counted(stage), count.to_json())
+            write_atomic(_counts_path(stage), count.to_json())
         except OSError as error:
-            self._job.say(f"{_counted(stage)} could not be written: {error}")
+            self._job.say(f"{_counts_path(stage)} could not be written: {error}")
 
 
 def name_script(script: str, tag: str, link: int) -> str:
@@ -375,7 +387,7 @@ def _is_done(attempt: marks.JobAttempt) -> bool:
 
 def _read_count(stage: Repeated) -> _Count:
     try:
-        content = read_json(_counted(stage), _COUNT_BYTES)
+        content = read_json(_counts_path(stage), _COUNT_BYTES)
         return _Count(
             checkpoints.from_fields(content), int(content.get("new", 0)), str(content.get("problem", ""))
         )
@@ -383,8 +395,8 @@ def _read_count(stage: Repeated) -> _Count:
         return _Count()
 
 
-def _counted(stage: Repeated) -> str:
-    return os.path.join(stage.directory, marks.MARKS, COUNTED)
+def _counts_path(stage: Repeated) -> str:
+    return os.path.join(stage.directory, marks.MARKS, COUNTS_FILE)
 
 
 def _ids(queued: Dict[int, "QueuedJob"]) -> List[str]:

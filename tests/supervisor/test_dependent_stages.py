@@ -12,7 +12,7 @@ import pytest
 
 from slipway.common.node import marks
 from slipway.common.node.settings import ChainSettings, Settings
-from slipway.supervisor.following import NAME, Following, Repeated, Stage, Stages, to_json
+from slipway.supervisor.dependent_stages import NAME, DependentStages, Repeated, Stage, Stages, to_json
 from slipway.supervisor.job import Job, Leave
 from slipway.supervisor.link import Link
 from slipway.supervisor.slurm import Answer, JobRecord, QueuedJob
@@ -105,7 +105,7 @@ def waiting_job(job_id: str) -> dict[int, QueuedJob]:
 
 def test_stage_runs_after_a_link_that_was_killed_before_its_verdict(chain: Path) -> None:
     leave_end(chain, "17", exit_code=0)
-    Following(job_of(stage_after(chain), "20", AFTER), Queue("20")).require_done()  # type: ignore[arg-type]
+    DependentStages(job_of(stage_after(chain), "20", AFTER), Queue("20")).require_done()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_stage_runs_after_a_link_that_was_killed_before_its_verdict(chain: Path)
 def test_stage_leaves_after_a_link_that_is_not_done(chain: Path, fields: dict[str, Any]) -> None:
     leave_end(chain, "17", **fields)
     with pytest.raises(Leave, match="chain, which it waited for, is not done"):
-        Following(job_of(stage_after(chain), "20", AFTER), Queue("20")).require_done()  # type: ignore[arg-type]
+        DependentStages(job_of(stage_after(chain), "20", AFTER), Queue("20")).require_done()  # type: ignore[arg-type]
     (attempt,) = marks.read_attempts(stage_after(chain))
     assert (attempt.verdict, attempt.exit_code) == ("stop", 1)
 
@@ -200,13 +200,13 @@ def test_link_waits_for_a_stage_that_a_new_launch_may_still_submit(
 ) -> None:
     queue = Queue("17", of_0000bbbb=None if slowness else {})
     clock = Clock(queue, submitted, slowness)
-    monkeypatch.setattr("slipway.supervisor.following.time", clock)
-    following = Following(job_of(chain, "17", CHAIN, links=9), queue)  # type: ignore[arg-type]
+    monkeypatch.setattr("slipway.supervisor.dependent_stages.time", clock)
+    dependents = DependentStages(job_of(chain, "17", CHAIN, links=9), queue)  # type: ignore[arg-type]
     if age is None:
         (chain / NAME).unlink()
     else:
         os.utime(chain / NAME, (clock.time() - age,) * 2)
-    following.wait_until_submitted()
+    dependents.wait_until_submitted()
     assert waited[0] <= clock.now <= waited[1]
 
 
@@ -216,10 +216,10 @@ def test_link_waits_for_no_stage_that_is_submitted_or_given_up(
 ) -> None:
     queue = Queue("17")
     clock = Clock(queue, NEVER)
-    monkeypatch.setattr("slipway.supervisor.following.time", clock)
+    monkeypatch.setattr("slipway.supervisor.dependent_stages.time", clock)
     marks.claim(stage_after(chain), claimant)
     os.utime(chain / NAME, (clock.time(),) * 2)
-    Following(job_of(chain, "17", CHAIN, links=9), queue).wait_until_submitted()  # type: ignore[arg-type]
+    DependentStages(job_of(chain, "17", CHAIN, links=9), queue).wait_until_submitted()  # type: ignore[arg-type]
     assert clock.now == 0
 
 
@@ -241,7 +241,7 @@ def test_link_that_fails_tells_a_stage_that_is_submitted_late(
 ) -> None:
     queue = Queue("17")
     clock = Clock(queue, 5)
-    monkeypatch.setattr("slipway.supervisor.following.time", clock)
+    monkeypatch.setattr("slipway.supervisor.dependent_stages.time", clock)
     job = job_of(chain, "17", CHAIN, links=9)
     settings = job.settings._replace(chain=ChainSettings(links=9, from_job=from_job))
     link = Link(job._replace(settings=settings), queue)  # type: ignore[arg-type]

@@ -1,0 +1,12 @@
+"""The detectors: each watches the tasks of every job, and may end them for a reason of its own.
+
+docs/architecture.md, "How to add a detector", has an example.
+"""
+
+from typing import Callable, Tuple
+
+from slipway.supervisor.hooks import Hook
+from slipway.supervisor.job import Job
+
+# Each is called once, when the tasks are about to start.
+DETECTORS: Tuple[Callable[[Job], Hook], ...] = ()
