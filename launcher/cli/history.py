@@ -180,7 +180,8 @@ def _attempt_notes(row: AttemptRow) -> list[str]:
 
 
 def _launch_notes(row: LaunchRow) -> list[str]:
-    reason, last = row.status.reason, row.attempts[-1] if row.attempts else None
+    last = row.attempts[-1] if row.attempts else None
+    reason = row.status.reason if last or row.reading else row.status.full_reason
     if last is not None and last.link is None and reason == last.reason:
         reason = None  # it is printed with the attempt
     if reason and last is not None and last.link is not None:
