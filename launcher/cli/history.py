@@ -191,7 +191,14 @@ def _launch_notes(row: LaunchRow) -> list[str]:
     printed = {checkpoint for attempt in row.attempts for checkpoint in attempt.damaged}
     damaged = [checkpoint.line() for checkpoint in row.damaged if checkpoint not in printed]
     differs = row.differs.lines() if row.differs else []
-    return [*damaged, *_reasons(row.status.state.value, reason, row.reading), *differs, *row.changes.lines()]
+    notices = [f"sbatch said: {line}" for line in row.notices]
+    return [
+        *notices,
+        *damaged,
+        *_reasons(row.status.state.value, reason, row.reading),
+        *differs,
+        *row.changes.lines(),
+    ]
 
 
 def _reasons(state: str, reason: str | None, reading: Diagnosis | None) -> list[str]:
