@@ -115,7 +115,7 @@ class LaunchRow:
 
     @property
     def notices(self) -> list[str]:
-        """What sbatch said of its jobs, as a site's filters do."""
+        """Return what sbatch said of its jobs, as a site's filters do."""
         log = self.launch.paths.directory / JOB_ID_LOG if self.launch else None
         with contextlib.suppress(OSError):
             lines = read_text(log, errors="replace").splitlines() if log else []

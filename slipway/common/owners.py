@@ -12,14 +12,7 @@ _KEY = "training.resume.trust_owner"
 def why_untrusted(checkpoint: Path, own: Collection[int], trusted: str | None) -> tuple[str, str] | None:
     """Return whose a file of a checkpoint is, and what would trust that user; None if all are trusted.
 
-    Parameters
-    ----------
-    checkpoint
-        Its directory.
-    own
-        The numbers of the users whose files count as one's own.
-    trusted
-        Name or number of one user more.
+    `own` are the numbers of the users whose files count as one's own, `trusted` is another's name or number.
     """
     for path in (checkpoint, *sorted(checkpoint.rglob("*"))):
         try:

@@ -151,11 +151,10 @@ def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
 def _untrusted(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look at the owner of the checkpoint that our trainer would start from."""
     chosen = chosen_checkpoint(resolver) if values.flag("exp_manager.resume_if_exists") else None
-    if chosen is not None:
-        key = _NAMED if isinstance(values.raw(_NAMED), str) else _DIRECTORY
-        return _of_others(key, values, [chosen])
-    value = values.raw(_INITIAL)
-    path = resolver.host(value) if isinstance(value, str) else None
+    key = _NAMED if isinstance(values.raw(_NAMED), str) else _DIRECTORY
+    if chosen is not None or not isinstance(value := values.raw(_INITIAL), str):
+        return _of_others(key, values, [chosen] if chosen is not None else [])
+    path = resolver.host(value)
     return _of_others(_INITIAL, values, _newest_at(path)) if path is not None else []
 
 
