@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -33,6 +34,7 @@ _KEYS = (
     *(f"cluster.{name}" for name in ClusterConfig.model_fields),
     *(f"job.{name}" for name in _OF_JOB),
 )
+_IMAGES = ("job.image", "container", "cluster.container")
 _OF_SLURM = re.compile(r"cluster\.(?!scheduler$)")
 _Scalar = str | int | float | bool
 
@@ -135,17 +137,25 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
 def _findings(site_rule: SiteRule, draft: Draft, values: Mapping[str, Any]) -> Iterator[Finding]:
     rule, job = site_rule.rule, draft.plan.job
     value = _value(values, rule.key)
-    problem = _problem(rule, value)
-    if problem is None:
+    problems = [_problem(rule, spelling) for spelling in _spellings(rule.key, value)]
+    if None in problems:
         return
     where = ", ".join(f"{key}={literal(_value(values, key))}" for key in rule.where)
-    what = rule.message or f"{problem}{f' where {where}' if where else ''}"
+    what = rule.message or f"{problems[0]}{f' where {where}' if where else ''}"
     message = escape(f"{rule.key}={literal(hidden(rule.key, value))}: {what}")
     fix = [*map(escape, (rule.remedy or "").splitlines()), f"the site's rule: {site_rule.place}"]
     nodes = "resilience.nodes" if job.resources.is_elastic else "training.trainer.num_nodes"
     sources = {"job.nodes": nodes, "job.time_limit": f"{job.stage}.run.time_limit", "job.image": "container"}
     key = sources.get(rule.key, rule.key)
     yield Finding(Severity(rule.severity), key, message, "\n".join(fix), id=site_rule.id)
+
+
+def _spellings(key: str, value: Any) -> list[Any]:
+    """Return a value as a rule may know it: the path of an image's file, and where its links lead."""
+    if key not in _IMAGES or not str(value).startswith("/"):
+        return [value]
+    path = Path(f"/{value.lstrip('/')}")
+    return [os.path.realpath(path), *([] if ".." in path.parts else [str(path)])]
 
 
 def _problem(rule: _Rule, value: Any) -> str | None:

@@ -94,8 +94,7 @@ _DIFFERENCES = """\
 - stdout and stderr share a log: `cluster.stderr_to_stdout=False` parts them.
 - Jobs are warned before their end, so that NeMo saves, and are not requeued.
 - `data_dir` is mounted read-only, `launcher_scripts_path` is not mounted.
-- The NeMo launcher adds `srun --mpi=pmix` where `model.ub_tp_comm_overlap` is on: `cluster.mpi=pmix`.
-- It changes the number of nodes with `rampup_batch_size`, from job to job; here it stays.
+- The NeMo launcher changes the number of nodes with `rampup_batch_size`, from job to job; here it stays.
 """
 
 

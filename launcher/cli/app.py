@@ -13,11 +13,11 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 from launcher import __version__
 from launcher.cli.options import verb_first
-from launcher.cli.verbs import FORMER_VERBS, MODULES, OTHER_WORDS, VERBS
+from launcher.cli.verbs import FORMER_VERBS, MODULES, OTHER_OPTIONS, OTHER_WORDS, VERBS
 from launcher.config.site_trees import config_dirs_of
 from launcher.errors import (
     MISTAKE,
@@ -34,14 +34,6 @@ from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
 from launcher.ui.terminal import ChangedStream, escaped_streams, print_message
 
 _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
-
-# Options of Hydra's programs, such as the NeMo launcher's, and what does the same.
-_OF_HYDRA = {
-    **dict.fromkeys(("--config-path", "-cp", "-cd"), "--config-dir DIR, read in front of Slipway's own tree"),
-    **dict.fromkeys(("--config-name", "-cn"), "--config-dir DIR, whose root is config.yaml"),
-    **dict.fromkeys(("--multirun", "-m"), "slipway sweep OVERRIDE…, with KEY=VALUE,VALUE"),
-    **dict.fromkeys(("--cfg", "-c"), "slipway show OVERRIDE…"),
-}
 
 # The verbs that take a command of the user's after `--`, which argparse must not parse.
 _WITH_COMMAND = ("attach",)
@@ -258,6 +250,15 @@ class VerbParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
+    def error(self, message: str) -> NoReturn:
+        """Name the newest runs where none is named; leave other mistakes to argparse."""
+        if "arguments are required: RUN" not in message:
+            super().error(message)
+        # Imported late: few command lines lack it.
+        from launcher.cli.runs import RUN_HELP, newest_runs
+
+        raise UserError(f"no RUN: {RUN_HELP}", hint=newest_runs(Path("results")))
+
 
 def _accept_trees(parser: argparse.ArgumentParser) -> None:
     """Let every verb take `--config-dir`, which a site's wrapper passes to all; most read no tree."""
@@ -271,6 +272,8 @@ def _accept_trees(parser: argparse.ArgumentParser) -> None:
 def _parse(words: list[str]) -> argparse.Namespace:
     if words[0] == "help":
         words = [*words[1:2], "--help"]
+    elif words[0] in ("version", "-v", "-V"):
+        words = ["--version"]
     verb = words[0]
     if verb.startswith("-") and verb not in ("-h", "--help", "--version"):
         name = escape(redacted(verb)).partition("=")[0]
@@ -304,7 +307,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if rest:
         # argparse gives up on positionals after an option: `training=gpt3/5b --dry-run cluster=bcm`.
         if not hasattr(args, "overrides") or any(word.startswith("-") for word in rest):
-            raise _unknown_arguments(rest, subparsers.choices[verb])
+            raise _unknown_arguments(rest, _innermost(subparsers.choices[verb], words[1:]))
         args.overrides.extend(rest)
     return args
 
@@ -315,6 +318,14 @@ def add_verbs(parsers: argparse._SubParsersAction[Any], verbs: Iterable[str] = V
         importlib.import_module(f"launcher.cli.{name}").add_parser(parsers)
 
 
+def _innermost(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the verb below a verb that the words name, such as `show` of `data`."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return next((action.choices[word] for word in words if word in action.choices), parser)
+    return parser
+
+
 def _unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) -> UserError:
     """Return the mistake of arguments that a verb does not take, with the nearest option."""
     # argparse counts the overrides before an unknown option among what it does not know.
@@ -322,8 +333,8 @@ def _unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) ->
     message = f"unrecognized arguments: {' '.join(recorded(words))}"
     takes_overrides = any(action.dest == "overrides" for action in parser._actions)
     names = [word.partition("=")[0] for word in words if takes_overrides]
-    if of_hydra := next(filter(_OF_HYDRA.__contains__, names), None):
-        return UserError(message, hint=f"{of_hydra} is Hydra's; here: {_OF_HYDRA[of_hydra]}")
+    if other := next(filter(OTHER_OPTIONS.__contains__, names), None):
+        return UserError(message, hint=f"in place of {other}: {OTHER_OPTIONS[other]}")
     bare = {word.lstrip("-"): word.partition("=")[0] for word in words if word.startswith("-")}
     # No key has a dash in it, and most options have.
     overrides = [redacted(text) for text in bare if "=" in text and "-" not in text.partition("=")[0]]
@@ -331,6 +342,8 @@ def _unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) ->
         return UserError(message, hint=f"write overrides without dashes: {' '.join(overrides)}")
     options = [option for action in parser._actions for option in action.option_strings]
     near = [match for name in bare.values() if name.startswith("--") for match in nearest(name, options)]
+    numbered = (action.option_strings[0] for action in parser._actions if action.metavar == "N")
+    near += [f"{option} {words[0]}" for option in numbered if words[0].isdecimal()][:1]
     hint = f"did you mean {' or '.join(near)}?" if near else f"{parser.prog} --help lists the options"
     return UserError(message, hint=hint)
 

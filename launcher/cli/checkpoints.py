@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.launch import EXIT_CODES, launch_and_follow
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options
-from launcher.cli.runs import add_base_results_dir, find_one
+from launcher.cli.runs import add_base_results_dir, find_one, newest_runs
 from launcher.config.overrides import hydra_value
 from launcher.errors import UserError, escape
 from launcher.monitor.evidence import expected_outputs
@@ -73,8 +73,10 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
 def add_parser(verbs: Verbs) -> None:
     convert = add_verb(verbs, "convert", run_convert, text=_CONVERT)
     _add_source(convert)
-    add_option(convert, "--to FORMAT", "huggingface, slipway, safetensors or nemo (default: huggingface)")
-    add_option(convert, "--from FORMAT", "the source's (default: by its files)", dest="source_format")
+    text = "huggingface (or hf), slipway, safetensors or nemo (default: huggingface)"
+    add_option(convert, "--to FORMAT", text, type=_format)
+    text = "the source's (default: by its files)"
+    add_option(convert, "--from FORMAT", text, dest="source_format", type=_format)
     add_option(convert, "--dtype DTYPE", "float32, bfloat16 or float16 (default: as the checkpoint has it)")
     add_option(convert, "--output DIR", "a directory that is not there yet")
     add_option(convert, "--check", "compare logits and perplexity with the checkpoint's own model")
@@ -88,6 +90,10 @@ def add_parser(verbs: Verbs) -> None:
     add_option(evaluate, "--split {validation,test}", "which held-out data", choices=splits)
     add_option(evaluate, "--no-perplexity", "only the tasks")
     add_launch_options(evaluate)
+
+
+def _format(word: str) -> str:
+    return "huggingface" if word == "hf" else word
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +184,8 @@ def _words_of_source(args: argparse.Namespace) -> tuple[str, NamedCheckpoints, l
     overrides = [word for word in args.overrides if "=" in word and not Path(word).exists()]
     sources = [word for word in args.overrides if word not in overrides]
     if not sources:
-        raise UserError("no source", hint="name a run, a run's step (RUN@20), or a directory")
+        hints = ("name a run, a run's step (RUN@20), or a directory", newest_runs(args.base_results_dir))
+        raise UserError("no source", hint="\n".join(filter(None, hints)))
     if len(sources) > 1:
         message = f"{', '.join(map(escape, sources))}: one source at a time"
         raise UserError(message, hint="an override has the form KEY=VALUE")

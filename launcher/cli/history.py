@@ -178,7 +178,8 @@ def _attempt_notes(row: AttemptRow) -> list[str]:
 
 
 def _launch_notes(row: LaunchRow) -> list[str]:
-    reason, last = row.status.reason, row.attempts[-1] if row.attempts else None
+    last = row.attempts[-1] if row.attempts else None
+    reason = row.status.reason if last or row.reading else row.status.full_reason
     if last is not None and last.link is None and reason == last.reason:
         reason = None  # it is printed with the attempt
     if reason and last is not None and last.link is not None:
@@ -188,7 +189,14 @@ def _launch_notes(row: LaunchRow) -> list[str]:
     printed = {checkpoint for attempt in row.attempts for checkpoint in attempt.damaged}
     damaged = [checkpoint.line() for checkpoint in row.damaged if checkpoint not in printed]
     differs = row.differs.lines() if row.differs else []
-    return [*damaged, *_reasons(row.status.state.value, reason, row.reading), *differs, *row.changes.lines()]
+    notices = [f"sbatch said: {line}" for line in row.notices]
+    return [
+        *notices,
+        *damaged,
+        *_reasons(row.status.state.value, reason, row.reading),
+        *differs,
+        *row.changes.lines(),
+    ]
 
 
 def _reasons(state: str, reason: str | None, reading: Diagnosis | None) -> list[str]:

@@ -15,9 +15,13 @@ import yaml
 from launcher.checks.gate import check_launch
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
 from launcher.cli.requests import add_no_check, add_replay_options, is_workspace, print_drafts, request_of
+from launcher.cli.runs import find_one
+from launcher.config.overrides import parse_override
 from launcher.config.stored import config_text, stored_text
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError, escape, explain_os_error
+from launcher.jobs.launches import open_launch
+from launcher.jobs.lookup import RunRef
 from launcher.runs.manifest import Manifest, read_manifest, read_yaml
 from launcher.runs.paths import LaunchPaths, display_path, launch_numbers
 from launcher.ui.tables import print_styled
@@ -50,7 +54,7 @@ def add_parser(verbs: Verbs) -> None:
     add_replay_options(parser, "the files of an earlier launch again, byte for byte")
 
     diff = add_verb(verbs, "diff", run_diff, text=_DIFF)
-    add_overrides(diff, "such as training=gpt3/126m")
+    add_overrides(diff, "such as training=gpt3/126m; or two runs")
     add_option(diff, "--launch N", "compare with launch N (default: the last)")
     add_tree_options(diff)
 
@@ -86,6 +90,7 @@ launch to those that `slipway launch` would write.
 examples:
   slipway diff training=gpt3/126m cluster=bcm training.trainer.max_steps=700000
   slipway diff training=gpt3/126m cluster=bcm --launch 2       against launch 2 instead of the last one
+  slipway diff first_run second_run                            the configurations of two runs
 
 The launch's number and tag are held fixed, so that only real changes show: in the script, in task.sh, and in
 the configuration that the job reads, and in the rest of the launch's configuration, root_config.yaml.
@@ -104,16 +109,28 @@ _STYLES = (("---", "bold"), ("+++", "bold"), ("@@", "cyan"), ("-", "red"), ("+",
 
 
 def run_diff(args: argparse.Namespace) -> int:
+    words = [parse_override(text) for text in args.overrides]
+    if len(words) == 2 and all(word.value is None and not word.sign for word in words):
+        return _print_differences(list(_between(*(find_one(word.key, Path("results")) for word in words))))
     launches = drafts(
         Request(args.overrides, [], config_dirs=args.config_dirs, template_dir=args.template_dir)
     )
     if len(launches) > 1 and args.launch is not None:
         hint = f"stages=[{launches[-1].plan.job.stage}]"
         raise UserError(f"--launch {args.launch}: of which stage?", key="stages", hint=hint)
-    lines = [line for draft in launches for line in _of_stage(draft, args.launch)]
+    return _print_differences([line for draft in launches for line in _of_stage(draft, args.launch)])
+
+
+def _print_differences(lines: list[str]) -> int:
     styles = (next((style for start, style in _STYLES if line.startswith(start)), "") for line in lines)
     print_styled((part,) for part in zip(lines, styles, strict=True))
     return 1 if lines else 0
+
+
+def _between(first: RunRef, second: RunRef) -> Iterator[str]:
+    """Return the differences between the configurations of two runs' newest launches."""
+    old, new = (open_launch(run.run_dir, run.launch).paths.root_config for run in (first, second))
+    return _unified(old, _text(_read_config(old)), _text(_read_config(new)), display_path(new))
 
 
 def _of_stage(draft: Draft, launch: int | None) -> list[str]:
@@ -176,9 +193,11 @@ def _read(path: Path) -> str | None:
         raise UserError(f"{path}: no longer a valid script: {escape(str(error))}") from error
 
 
-def _unified(path: Path, before: str | None, text: str | None) -> Iterator[str]:
+def _unified(
+    path: Path, before: str | None, text: str | None, name: str = "as it would be now"
+) -> Iterator[str]:
     old = "/dev/null" if before is None else display_path(path)
-    new = "/dev/null" if text is None else "as it would be now"
+    new = "/dev/null" if text is None else name
     return difflib.unified_diff(_lines(before), _lines(text), old, new, lineterm="")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.cli.options import add_option
 from launcher.errors import UserError, escape
-from launcher.jobs.lookup import RunRef, find_run
+from launcher.jobs.lookup import RunRef, find_run, runs_in
 from launcher.jobs.status import LaunchStatus
 from launcher.runs.paths import display_path
 from launcher.slurm.states import State
@@ -18,6 +18,7 @@ from launcher.sweeps.record import points_of, read_records
 from launcher.ui.terminal import print_message, print_stderr
 
 NEWEST = 20  # runs of a table
+_HINTED = 3
 
 RUN_HELP = "a run's name, a path in it, or the id of one of its jobs"
 RUNS_HELP = f"{RUN_HELP}; a sweep stands for all of its points"
@@ -45,6 +46,12 @@ def print_resumable(
         first, *others = (escape(shlex.quote(display_path(run_dir))) for run_dir in runs)
         more = f" (and {len(others)} more)" if others else ""
         print_stderr(f"to continue: slipway resume {first}{more}")
+
+
+def newest_runs(base_results_dir: Path) -> str | None:
+    """Return a hint with the newest runs of a directory; None if it has none."""
+    names = [escape(shlex.quote(run_dir.name)) for run_dir in runs_in(base_results_dir)[:_HINTED]]
+    return f"the newest in {display_path(base_results_dir)}: {', '.join(names)}" if names else None
 
 
 def selected_run(args: argparse.Namespace) -> RunRef:

@@ -71,4 +71,21 @@ _SYNONYMS = {
 }
 # Verbs of an earlier version, and what does their work now.
 FORMER_VERBS = {"gpu-check": "in a checkout: python -m benchmarks.gpu_check (docs/gpu.md)"}
+
+# What other programs call an option, and what does the same: Hydra's, such as the NeMo launcher; trainers.
+_OPTIONS = {
+    "--config-dir DIR, read in front of Slipway's own tree": "--config-path -cp -cd",
+    "--config-dir DIR, whose root is config.yaml": "--config-name -cn",
+    "slipway sweep OVERRIDE…, with KEY=VALUE,VALUE": "--multirun -m",
+    "slipway show OVERRIDE…": "--cfg -c",
+    'slipway generate RUN "a text to continue"': "--prompt --prompts --text",
+    "training.run.name=NAME": "--name --job-name",
+    "training.run.time_limit=TIME": "--time --time-limit",
+    "training.trainer.max_steps=N": "--steps --max-steps --max_steps --train-iters",
+    "training.trainer.num_nodes=N": "--nodes --nnodes --num-nodes --num_nodes",
+    "training.trainer.devices=N": "--gpus --devices --nproc-per-node --nproc_per_node",
+    "training.model.global_batch_size=N": "--batch-size --global-batch-size",
+    "training.model.optim.lr=RATE": "--lr --learning-rate",
+}
+OTHER_OPTIONS = {option: ours for ours, options in _OPTIONS.items() for option in options.split()}
 OTHER_WORDS = {word: verb for verb, words in _SYNONYMS.items() for word in words.split()}

@@ -326,9 +326,10 @@ def parameters_in(name: str) -> float | None:
 
 def _nearest(choice: str, options: Sequence[str]) -> list[str]:
     """Return the choices nearest in size, if the name states one and any is similar, else in spelling."""
+    named = [option for option in options if option.endswith(f"/{choice}")]
     target = parameters_in(choice)
-    if not target:
-        return nearest(choice, options)
+    if named or not target:
+        return named or nearest(choice, options)
 
     def distance(option: str) -> float:
         return abs(math.log((parameters_in(option) or math.inf) / target))

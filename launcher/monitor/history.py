@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError
+from launcher.errors import UserError, shortened
 from launcher.jobs.launches import Launch, adopt, read_launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints
@@ -20,12 +20,13 @@ from launcher.monitor.provenance_report import Changes, Difference, changes_betw
 from launcher.monitor.readers import all_events, newest_events
 from launcher.monitor.run_status import attributes, elapsed_seconds, links_to_json
 from launcher.runs.manifest import Manifest
-from launcher.runs.paths import launch_numbers
+from launcher.runs.paths import JOB_ID_LOG, launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import exit_reason
 from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
+from slipway.common.files import read_text
 from slipway.common.node.evidence import evidence, left_by_ranks
 from slipway.common.node.judging import Facts, judge, rule_named
 from slipway.common.node.marks import JobAttempt
@@ -115,6 +116,15 @@ class LaunchRow:
         links = [(row.elapsed, chain.jobs.get(row.attempt.job_id)) for row in self.attempts]
         parts = [ran if ran is not None else job and elapsed_seconds(job) for ran, job in links]
         return format_time_limit(int(sum(part or 0 for part in parts)))
+
+    @property
+    def notices(self) -> list[str]:
+        """Return what sbatch said of its jobs, as a site's filters do."""
+        log = self.status.launch.paths.directory / JOB_ID_LOG if self.status.launch else None
+        with contextlib.suppress(OSError):
+            lines = read_text(log, errors="replace").splitlines() if log else []
+            return [shortened(line) for line in lines if not line.startswith("Submitted batch job ")]
+        return []
 
     @property
     def differs(self) -> Difference | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from launcher.runs.paths import log_prefix_beside, scripts_in
 from launcher.schedulers.base import JobRef, JobStatus
+from launcher.secrecy import without_secrets
 from launcher.slurm.notations import compress_tasks, expand_tasks, format_time_limit
 from launcher.slurm.records import LAUNCH_FAILURE, Record
 from launcher.slurm.states import State, why_waiting
@@ -168,8 +169,10 @@ def said_by_log(ref: JobRef) -> str | None:
 
     for script in scripts_in(ref.launch_dir):
         log = f"{log_prefix_beside(script)}{ref.job_id}"
-        rule = judge(Facts(), evidence([f"{log}.out", f"{log}.err"])).rule
-        return rule.means if rule.of == "log" else None
+        judgement = judge(Facts(), evidence([f"{log}.out", f"{log}.err"]))
+        rule, match = judgement.rule, re.search(judgement.rule.pattern, judgement.line)
+        said = match.groupdict().get("said") if match else None
+        return rule.means + (f": {without_secrets(said)}" if said else "") if rule.of == "log" else None
     return None
 
 

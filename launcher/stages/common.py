@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -152,7 +153,7 @@ def _gpu_types(cluster: ClusterConfig) -> dict[str, Gpu]:
         near = _misspelt(error.name, GPUS)
         raise setting_error(
             f"{key}: not in the table, and without {', '.join(error.keys)}",
-            hint=f"did you mean {near[0]}?" if near else "docs/memory.md has what a new GPU needs",
+            hint=f"did you mean {near[0]}?" if near else _row_of(error.name),
         ) from error
 
 
@@ -167,9 +168,16 @@ def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
     else:
         short = {gpu.generation for gpu in table.values() if named(gpu.generation, table)}
         what, near = "not a GPU that is known here", _misspelt(name, [*table, *sorted(short)])
-        valid = f"valid: {', '.join(table)}; others: cluster.gpu_types"
+        valid = f"valid: {', '.join(table)}\n{_row_of(name)}"
         hint = f"did you mean {near[0]}?\n{valid}" if near else valid
     raise setting_error(f"cluster.gpu={literal(name)}: {what}", hint=hint)
+
+
+def _row_of(name: str) -> str:
+    """Return what to type to add a GPU to the table."""
+    key = f"+cluster.gpu_types.{name if re.fullmatch('[A-Za-z][A-Za-z0-9_-]*', name) else 'NAME'}"
+    row = "{memory_mib: 81559, peak_tflops: {bf16: 989.4}, memory_gb_s: 3350}"
+    return f"another GPU, with its own figures in place of an H100's: {shlex.quote(f'{key}={row}')}"
 
 
 def _misspelt(name: str, valid: Iterable[str]) -> list[str]:

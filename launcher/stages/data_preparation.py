@@ -123,10 +123,14 @@ def directory_of(path: Path) -> Path:
     return Path(split_glob(str(path))[0])
 
 
-def _writes(_config: RunConfig, preparation: DataPreparationConfig) -> Iterator[Path]:
+def data_sets_of(preparation: DataPreparationConfig) -> list[Path]:
+    """Return the prefixes of the data sets that a preparation writes: one, or one for each split."""
     prefix = preparation.output_prefix
-    yield from (prefix, preparation.tokenizer_dir)
-    yield from (Path(f"{prefix}_{split}") for split in preparation.splits or ())
+    return [Path(f"{prefix}_{split}") for split in preparation.splits or ()] or [prefix]
+
+
+def _writes(_config: RunConfig, preparation: DataPreparationConfig) -> list[Path]:
+    return [preparation.output_prefix, preparation.tokenizer_dir, *data_sets_of(preparation)]
 
 
 DATA_PREPARATION = Stage(STAGE, DataPreparationConfig, _plan, split=_by_phase, writes=_writes)

@@ -194,7 +194,7 @@ def add_environment(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
     of theirs leaves it out.
     """
     check_saving(job.container, job.resources)
-    job = replace(job, mpi=config.cluster.mpi, environment_files=_environment_files(config, job))
+    job = replace(job, mpi=_mpi(job, config), environment_files=_environment_files(config, job))
     training = config.training
     if training is None or training.trainer.get("accelerator", "gpu") != "gpu":
         return job
@@ -231,6 +231,15 @@ def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
         if name in job.environment:
             raise setting_error(f"{key}: env_vars.{name} is set too", hint=f"env_vars.{name}=null")
     return by_name
+
+
+def _mpi(job: Job, config: RunConfig) -> str | None:
+    """Return the value of `srun --mpi`: PMIx where NeMo starts user buffers, as its launcher does."""
+    cluster, model = config.cluster, (job.config or {}).get("model", {})
+    is_set = cluster.mpi is not None or any(text.startswith("--mpi") for text in cluster.srun_args)
+    if is_set or job.engine != "nemo" or cluster.scheduler == "local" or not model.get("ub_tp_comm_overlap"):
+        return cluster.mpi
+    return "pmix" if model.get("ub_tp_comm_bootstrap_backend") in (None, "mpi") else None
 
 
 def _environment(model: Mapping[str, Any]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.errors import UserError, escape
 from launcher.ui.tables import count
+from slipway.common.extras import install_command
 from slipway.common.files import write_atomic
 
 INK = "#22272b"
@@ -22,9 +23,7 @@ _TITLE, _SUBTITLE = 56, 110
 
 def missing_plot_extra(error: ImportError) -> UserError:
     """Return the error for a missing plotting library, with the command that installs it."""
-    return UserError(
-        f"plots need {error.name}, which is not installed", hint="pip install matplotlib plotext"
-    )
+    return UserError(f"plots need {error.name}, which is not installed", hint=install_command("plot"))
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -12,6 +12,8 @@ import subprocess
 from contextlib import suppress
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
+from slipway.common.files import append_line, plain
+from slipway.common.node.settings import SUBMISSION_LOG
 from slipway.common.node.slurm_states import plain_word
 from slipway.supervisor.job import Job
 
@@ -190,9 +192,19 @@ class Slurm:
     # --- actions ---
 
     def submit(self, script: str, arguments: Sequence[str], flags: Sequence[str]) -> Answer:
-        """Submit a script in the environment in which this job was submitted; see `submitted_id`."""
+        """Submit a script in the environment in which this job was submitted; see `submitted_id`.
+
+        What a site's filters say of a job that is accepted goes to the file in which the launcher keeps that.
+        """
         command = ["sbatch", "--parsable", *flags, script, *arguments]
-        return self._run(command, _SUBMISSION_SECONDS, as_submitted=True)
+        answer = self._run(command, _SUBMISSION_SECONDS, as_submitted=True)
+        job_id = submitted_id(answer)
+        for line in answer.errors.splitlines() if job_id else ():
+            notice = f"job {job_id}: {plain(re.sub('^sbatch: (error: )?', '', line.strip()))}"
+            self._job.say(f"sbatch says of {notice}")
+            with suppress(OSError):
+                append_line(os.path.join(self._job.directory, SUBMISSION_LOG), notice)
+        return answer
 
     def cancel(self, job_ids: Sequence[str]) -> bool:
         """Cancel jobs, all at once: a Slurm that does not answer is waited for once."""

@@ -96,6 +96,18 @@ def test_nodes_may_have_a_directory_that_this_machine_lacks() -> None:
     assert finding.message.endswith("there is no such file")
 
 
+def test_shared_disk_lacks_what_is_in_a_directory_that_it_lacks(
+    workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted = f"41 40 0:41 / {workdir} rw - {{}} server:/shared rw\n"
+    missing = (*SLURM, f"data_dir={workdir}/none/data", f"container={workdir}/none/nemo.sqsh")
+    for kind, severity in (("lustre", Severity.ERROR), ("autofs", Severity.WARNING)):
+        set_mounts(monkeypatch, tmp_path, DISK + mounted.format(kind))
+        findings = {finding.id: finding.severity for finding in path_findings(*missing)}
+        paths = ("path.data", "path.tokenizer", "path.image", "path.mounts")
+        assert {name: findings[name] for name in paths} == dict.fromkeys(paths, severity)
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -323,6 +335,35 @@ def test_files_of_an_earlier_stage_are_not_missing(workdir: Path) -> None:
     assert {finding.id for finding in path_findings_in(training_draft)} == {"path.tokenizer", "path.data"}
 
 
+@pytest.mark.parametrize(
+    ("written", "severity"),
+    [
+        ("${data_dir}/corpus_text_document", None),
+        ("${data_dir}/mine_text_document", Severity.WARNING),
+        ("/no/such/mine_text_document", Severity.WARNING),
+    ],
+)
+def test_training_that_does_not_read_what_is_prepared_before_it(
+    written: str, severity: Severity | None, workdir: Path
+) -> None:
+    overrides = [
+        "stages=[data_preparation,training]",
+        f"data_preparation.inputs=[{workdir}]",
+        f"data_preparation.output_prefix={written}",
+        *BARE,
+    ]
+    *_, launch_draft = drafts(Request(overrides=overrides, command=[]))
+    findings = path_findings_in(launch_draft)
+    assert [finding.severity for finding in findings] == [severity] * (severity is not None)
+    if severity is not None:
+        where = written.replace("${data_dir}", f"{workdir}/data")
+        assert findings[0].fix == f"{PREFIX}=[{where}]"
+        (workdir / "data/corpus_text_document.idx").unlink()
+        (finding,) = path_findings_in(launch_draft)
+        assert (finding.id, finding.severity, finding.key) == ("path.data", Severity.ERROR, PREFIX)
+        assert f"the data preparation before it writes {where}, which the" in finding.message
+
+
 def test_file_that_an_earlier_job_may_make_is_a_warning(workdir: Path) -> None:
     (workdir / "data/bpe/vocab.json").unlink()
     (finding,) = path_findings(*SLURM, "training.run.dependency=afterok:12")
@@ -352,7 +393,8 @@ def test_image_that_is_no_squashfs_is_an_error(workdir: Path) -> None:
         assert finding.message == f"container='{workdir}/{name}': {why}"
     (finding,) = container(Path("/no/such/nemo.sqsh"))
     assert finding.severity is Severity.WARNING
-    assert finding.message == "container='/no/such/nemo.sqsh': not on this machine; every node must have it"
+    why = "there is no such file on this machine; every node must have it"
+    assert finding.message == f"container='/no/such/nemo.sqsh': {why}"
 
 
 def test_nodes_may_have_files_that_a_local_disk_lacks(

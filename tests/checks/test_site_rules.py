@@ -129,6 +129,34 @@ def test_a_rule_finds_what_breaks_it(
     assert finding.fix.endswith(f"the site's rule: {tmp_path}/checks/ours.yaml:2")
 
 
+@pytest.mark.parametrize("key", ["job.image", "container"])
+@pytest.mark.parametrize(
+    ("image", "is_allowed"),
+    [
+        ("images/nemo.sqsh", True),
+        ("images//./nemo.sqsh", True),
+        ("/images/nemo.sqsh", True),
+        ("mine/../images/nemo.sqsh", True),
+        ("mine/theirs.sqsh", True),  # a link to the site's image
+        ("released/nemo.sqsh", True),  # a link of the site's, to another disk
+        ("mine/own.sqsh", False),
+        ("images/../mine/own.sqsh", False),
+        ("images/elsewhere/../own.sqsh", False),  # where `elsewhere` leads to a directory of the user's
+    ],
+)
+def test_an_image_is_the_same_by_any_of_its_paths(
+    key: str, image: str, is_allowed: bool, tmp_path: Path
+) -> None:
+    for name in ("images", "mine/deep", "disk"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "released").symlink_to("disk")
+    (tmp_path / "images/elsewhere").symlink_to("../mine/deep")
+    (tmp_path / "mine/theirs.sqsh").symlink_to("../images/nemo.sqsh")
+    tree = tree_of(tmp_path, f"mine: {{key: {key}, matches: '{tmp_path}/(images|released)/.*'}}")
+    findings = found(tree, f"container={tmp_path}/{image}")
+    assert (findings == []) is is_allowed
+
+
 def test_each_stage_is_checked_with_its_own_cluster(tmp_path: Path) -> None:
     tree = tree_of(tmp_path, "mine: {key: cluster.partition, allowed: [cpu], where: {job.stage: evaluation}}")
     words = [*BASE, "stages=[training,evaluation]", "engine=megatron", "cluster.partition=gpu"]

@@ -111,3 +111,13 @@ def test_diff_writes_nothing(capsys: Capsys, cwd: Path) -> None:
     before = sorted(cwd.rglob("*"))
     main(["diff", *LOCAL])
     assert sorted(cwd.rglob("*")) == before
+
+
+def test_two_runs_are_compared_by_their_configurations(capsys: Capsys) -> None:
+    assert main(["launch", *LOCAL, "training.run.name=second", "training.trainer.max_steps=7"]) == 0
+    capsys.readouterr()
+    assert main(["diff", "gpt3_tiny", "second"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "+++ results/second/launches/1/root_config.yaml"
+    assert {"-    max_steps: 300", "+    max_steps: 7"} <= set(lines)
+    assert main(["diff", "second", "second"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,18 @@ def test_list_runs_shows_the_runs_of_one_tree(
         ("new", "2", "ada", "2", "results"),
         ("old", "1", "grace", "-", "results"),
     ]
+
+
+def test_newest_runs_are_named_where_a_run_is_missing(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("oldest", "old", "new", "newest"), 1):
+        launch(tmp_path / "results" / name, created=f"2026-11-2{number}T12:00:00Z")
+        os.utime(tmp_path / "results" / name / "launches" / "1", (number, number))
+    for line in ("resume", "logs", "convert"):
+        assert main([line]) == 2
+        assert "the newest in results: newest, new, old\n" in capsys.readouterr().err
 
 
 def test_list_all_shows_the_runs_of_all_known_trees(

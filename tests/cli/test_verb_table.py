@@ -72,6 +72,13 @@ def test_other_tools_words_name_the_verb(capsys: Capsys, line: str, meant: str) 
     assert "0123456789abcdef" not in message
 
 
+@pytest.mark.parametrize("word", ["version", "-v", "-V", "--version"])
+def test_version_is_printed(capsys: Capsys, word: str) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([word])
+    assert capsys.readouterr().out.startswith("slipway ")
+
+
 def test_other_words_are_no_verbs_and_name_verbs() -> None:
     assert not set(OTHER_WORDS) & set(VERBS)
     assert {meant.split()[0] for meant in OTHER_WORDS.values()} <= set(VERBS)

@@ -147,6 +147,22 @@ def test_arguments_of_srun_are_left_out_where_their_names_are_those_of_pyxis(
     assert written[-len(kept) :] == kept
 
 
+@pytest.mark.parametrize(
+    ("overrides", "mpi"),
+    [
+        ([], "pmix"),
+        (["training.model.ub_tp_comm_overlap=False"], None),
+        (["+training.model.ub_tp_comm_bootstrap_backend=nccl"], None),
+        (["+training.model.ub_tp_comm_bootstrap_backend=mpi"], "pmix"),
+        (["cluster.mpi=none"], "none"),
+        (["cluster.srun_args=[--mpi=pmi2]"], None),
+        (["engine=megatron"], None),
+    ],
+)
+def test_user_buffers_of_nemo_start_by_pmix(overrides: list[str], mpi: str | None) -> None:
+    assert job("training=gpt3/20b", "cluster=bcm", *overrides).mpi == mpi
+
+
 def test_gpus_of_gres_and_of_their_own_key_must_agree() -> None:
     with pytest.raises(UserError, match="contradict each other"):
         job("cluster.gres='gpu:4,nvme:1'")

@@ -152,6 +152,7 @@ ON_REAL_CLUSTERS = [
     recorded_sample("rendezvous", FAILED, "rendezvous"),
     recorded_sample("collective_timeout", facts_of_end(143, "RUNNING"), "collective_timeout"),
     recorded_sample("import_error", FAILED, "import_error"),
+    Sample("setup", FAILED, "setup", log="Job 4711: exit code 1 of line 17: eval 'module load x' on n1\n"),
 ]
 
 # Slurm's states of jobs that left nothing in a log.

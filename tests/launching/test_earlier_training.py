@@ -417,6 +417,22 @@ def test_weights_to_start_from_reach_the_trainer(tmp_path: Path) -> None:
     launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user")
+@pytest.mark.parametrize("key", ["", "resume.checkpoint=kept", "restore_from_path"])
+def test_checkpoint_of_another_user_is_refused_before_the_job(key: str, tmp_path: Path) -> None:
+    saved = checkpoint(tmp_path, "kept")
+    words = [f"training.{key}"] if "=" in key else []
+    if key == "restore_from_path":
+        saved = saved.rename(tmp_path / "weights")
+        words = [f"training.{key}={saved}"]
+    os.chown(saved / "weights", 65534, 65534)
+    message = launch(tmp_path, MOCK, *words, code=2)
+    assert f"{saved}/weights belongs to nobody (user 65534), neither to you nor to root" in message
+    assert "training.resume.trust_owner=nobody trusts that user" in message
+    assert not (tmp_path / "results/mine/launches").exists()
+    launch(tmp_path, MOCK, *words, "training.resume.trust_owner=nobody")
+
+
 def test_megatron_lm_starts_from_no_such_weights(tmp_path: Path) -> None:
     lm = ("engine=megatron_lm", "megatron_lm_path=/megatron", "training.restore_from_path=/weights")
     message = launch(tmp_path, MOCK, *lm, code=2)

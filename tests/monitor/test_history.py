@@ -117,6 +117,25 @@ def test_why_a_requeued_job_ended_is_said_once(runs: Runs, scheduler: FakeSchedu
     assert capsys.readouterr().out.count("saved before its end") == 1
 
 
+def test_what_sbatch_said_of_a_job_is_shown(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    directory = runs.launch()
+    (directory / "launcher.log").write_text("Submitted batch job 11\njob 12: 40 GPU hours\x1b[1m are left\n")
+    scheduler.set("11", JobStatus(State.COMPLETED))
+    slipway(runs, "gpt3_tiny")
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()][2:] == [
+        r"sbatch said: job 12: 40 GPU hours\x1b[1m are left"
+    ]
+
+
+def test_what_the_log_says_of_a_job_without_marks_is_shown(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
+    runs.launch()
+    scheduler.set("11", JobStatus(State.FAILED, "exit code 127", why="the script failed: module load x"))
+    slipway(runs, "gpt3_tiny")
+    assert "exit code 127: the script failed: module load x\n" in capsys.readouterr().out
+
+
 def test_history_names_the_changes_of_a_different_training(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys
 ) -> None:

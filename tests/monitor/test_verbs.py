@@ -286,5 +286,5 @@ def test_plot_without_its_extra(
 ) -> None:
     append(runs.launch(), whole_training(0, 20))
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match="pip install matplotlib plotext"):
+    with pytest.raises(UserError, match=r"-m pip install .*\[plot\]"):
         slipway(runs, "plot", "gpt3_tiny")

@@ -105,6 +105,18 @@ def test_last_link_and_chain_submitted_at_launch_submit_nothing(tmp_path: Path) 
     assert at_launch.calls_of("scancel") == ["scancel 18 19"]
 
 
+def test_what_a_site_says_of_a_link_is_kept_with_the_launch(tmp_path: Path) -> None:
+    chain = write_chain(tmp_path)
+    chain.tasks("exit 75")
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.write_text(f"{sbatch.read_text()}\necho 'sbatch: error: 40 GPU hours are left' >&2\n")
+    log = chain.directory / "launcher.log"
+    log.write_text("Submitted batch job 17\n")
+    _, output = chain.run()
+    assert "sbatch says of job 18: 40 GPU hours are left" in output
+    assert log.read_text() == "Submitted batch job 17\njob 18: 40 GPU hours are left\n"
+
+
 # The queue tells the script's arguments before Slurm 23.02 alone.
 @pytest.mark.parametrize("arguments", ["", f" 2 {TAG}"])
 def test_lost_answer_makes_no_second_job(tmp_path: Path, arguments: str) -> None:

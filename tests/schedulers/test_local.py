@@ -164,6 +164,12 @@ def test_a_job_of_another_host_is_unknown(ref: JobRef) -> None:
     [
         ("OSError: [Errno 28] No space left on device\n", "a file system was full"),
         ("OSError: [Errno 122] Disk quota exceeded\n", "a file system was full"),
+        (
+            "x.sh: line 15: module: command not found\n"
+            "Job 7: exit code 127 of line 15: eval 'TOKEN=hf_0123456789abcdef module load x' on n1\n",
+            "the script failed before its tasks began: exit code 127 of line 15: eval 'TOKEN=***'",
+        ),
+        ("Job 7: no python3 on n1\n", "the script failed before its tasks began: no python3"),
         ("step 3/9 | loss 1\n", "it was killed"),
         ("", "it was killed"),
     ],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -13,9 +14,11 @@ from launcher.checks.facts import MissingPath, SavedShards
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_there
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
+from launcher.file_systems import mount_of
 from launcher.runs.trained import MarkedCheckpoint, marked_checkpoint, marked_checkpoints
 from slipway.common.files import read_json, read_text, whole
 from slipway.common.node.checkpoints import MARKER, TRACKER
+from slipway.common.owners import why_untrusted
 
 _NAMED = "resume.checkpoint"
 _INITIAL = "restore_from_path"
@@ -88,6 +91,7 @@ def missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None
     lacks = _newest(resolver, values)
     if job.engine == "megatron":
         lacks = [*_named(resolver, values), *_initial(resolver, values), *lacks]
+        lacks = lacks or _untrusted(resolver, values)
     elif job.engine == "nemo":
         lacks = [*_of_nemo(resolver, values), *lacks]
     return tuple(lacks)
@@ -120,10 +124,9 @@ def _initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
 
     def fault(path: Path) -> Fault | None:
         why = _why_lost(path)
-        known = complete_checkpoints(path) if why is not None else []
-        saved = known[-1] if known else marked_checkpoint(path)
-        if why is None or known:
-            other = _other_model(saved.content if saved is not None else {}, values)
+        saved = _newest_at(path)
+        if why is None or (saved and saved[0].path != path):
+            other = _other_model(saved[0].content if saved else {}, values)
             return (other, "a run starts from the weights of the same model") if other is not None else None
         if is_there(path / "config.json"):
             return why, f"slipway convert {path} --to slipway makes a checkpoint of a Hugging Face model"
@@ -143,6 +146,37 @@ def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
         if isinstance(size, int) and isinstance(saved_size, int) and size != saved_size:
             return f"it has {key}={saved_size}, and this run {size}"
     return None
+
+
+def _untrusted(resolver: PathResolver, values: Values) -> list[MissingPath]:
+    """Look at the owner of the checkpoint that our trainer would start from."""
+    chosen = chosen_checkpoint(resolver) if values.flag("exp_manager.resume_if_exists") else None
+    key = _NAMED if isinstance(values.raw(_NAMED), str) else _DIRECTORY
+    if chosen is not None or not isinstance(value := values.raw(_INITIAL), str):
+        return _of_others(key, values, [chosen] if chosen is not None else [])
+    path = resolver.host(value)
+    return _of_others(_INITIAL, values, _newest_at(path)) if path is not None else []
+
+
+def _newest_at(path: Path) -> list[MarkedCheckpoint]:
+    """Return the newest complete checkpoint of a directory, or that of a path itself, if there is one."""
+    saved = marked_checkpoint(path)
+    return complete_checkpoints(path)[-1:] or ([] if saved is None else [saved])
+
+
+def _of_others(key: str, values: Values, chosen: Sequence[MarkedCheckpoint]) -> list[MissingPath]:
+    """Return the checkpoints that our trainer refuses, because they are another user's.
+
+    An NFS export may show one's own files as somebody else's, which the trainer learns from a file that it
+    writes beside the checkpoint.
+    """
+    trusted, own = values.raw("resume.trust_owner"), {os.geteuid(), 0}
+    answers = [(saved.path, why_untrusted(saved.path, own, trusted and str(trusted))) for saved in chosen]
+    mounts = [mount_of(path) for path, _ in answers]
+    is_mapped = key in (_NAMED, _DIRECTORY) and any(mount and mount.kind[:3] == "nfs" for mount in mounts)
+    return [
+        MissingPath(key, str(path), answer[0], not is_mapped, answer[1]) for path, answer in answers if answer
+    ]
 
 
 def _was_made(values: Values, checkpoint: MarkedCheckpoint) -> bool:
@@ -257,7 +291,10 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         )
     if path.is_dir() and not any(not entry.name.startswith(".") for entry in path.iterdir()):
         return (resolver.missing(key, source, "no checkpoint in it"),)
-    if job.stage != "conversion" or job.engine == "nemo":  # whose job looks for NeMo's own checkpoints
+    if job.stage == "evaluation":
+        read = [saved for saved in marked if saved.step in requested] or _newest_at(path)
+        return tuple(_of_others(key, Values(job.stage_config), read))
+    if job.engine == "nemo":  # whose job looks for NeMo's own checkpoints
         return ()
     if node["source_format"] == "auto" and not any(map(_WEIGHTS.search, _names(path))):
         fix = "a checkpoint of Slipway, Hugging Face, Megatron-LM, PyTorch DCP or DeepSpeed"

@@ -20,6 +20,7 @@ from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
 from launcher.estimates.parallelism import is_encoder_decoder
 from launcher.estimates.values import Values, count
+from launcher.stages.data_preparation import data_sets_of
 from slipway.arithmetic import indexed
 from slipway.arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
 
@@ -54,7 +55,20 @@ def missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if named and "://" in str(cache):
         named.append((_CACHE, str(cache)))
     lacks = [_missing_set(resolver, key, prefix) for key, prefix in named]
+    if prepared := _not_read(resolver, [prefix for key, prefix in named if key != _CACHE]):
+        return (prepared._replace(certain=any(lacks)),)
     return tuple(lack for lack in lacks if lack is not None) if named else None
+
+
+def _not_read(resolver: PathResolver, prefixes: Sequence[str]) -> MissingPath | None:
+    """Return the mistake of a training that reads nothing of what its launch prepares before it."""
+    paths = [resolver.host(prefix.strip()) for prefix in prefixes]
+    nodes = [config.data_preparation for config in resolver.draft.composition.before]
+    written = [prefix for node in nodes if node is not None for prefix in data_sets_of(node)]
+    if not written or not paths or set(paths) & {*written, None}:
+        return None
+    why = f"the data preparation before it writes {written[0]}, which the training does not read"
+    return MissingPath(_PREFIX, prefixes[0], why, True, f"training.{_PREFIX}=[{written[0]}]")
 
 
 def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | None:

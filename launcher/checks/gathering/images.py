@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checks.facts import ImageFacts, MissingPath
-from launcher.checks.gathering.path_resolver import PathResolver, is_visible, opened, why_unreadable
+from launcher.checks.gathering.path_resolver import PathResolver, opened, why_unreadable
 from launcher.drafting import Draft
 from launcher.errors import UserError, nearest_files
 from launcher.releases import contents_by_file_name
@@ -29,9 +29,6 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return None
     path = Path(container.image)
     choice = _made_by_us(resolver.draft, container.image)
-    if choice is None and not is_visible(path):
-        why = "not on this machine; every node must have it"
-        return (MissingPath("container", container.image, why, False),)
     registry = "an image of a registry is such as container=nvcr.io#nvidia/nemo:25.07"
     options = container.options
     fix = f"{nearest_files(path, _SUFFIXES)}\n{registry}"

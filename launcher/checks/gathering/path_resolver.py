@@ -13,7 +13,7 @@ from launcher.checks.facts import MissingPath
 from launcher.drafting import Draft
 from launcher.errors import file_mode
 from launcher.estimates.values import Values
-from launcher.file_systems import is_shared
+from launcher.file_systems import is_shared, mount_of
 from launcher.plan import SOURCES_WITHOUT_PATH, Plan
 from launcher.sandbox import is_sandbox
 from launcher.stages.planning import outputs_of
@@ -95,9 +95,14 @@ class PathResolver:
     def is_visible(self, path: Path) -> bool:
         """Return True if the nodes have at a path what this machine has, and lack what it lacks.
 
-        A disk of this machine's own may be another disk there, mounted at the same place.
+        A disk of this machine's own may be another disk there, mounted at the same place; a shared one that
+        is mounted here lacks the directories too that are not in it.
         """
-        return is_visible(path) and (self.nodes_are_here or is_there(path) or is_shared(path))
+        if self.nodes_are_here or is_there(path):
+            return True
+        mount = mount_of(path)
+        is_mounted = mount is not None and mount.point != Path("/") and mount.kind != "autofs"
+        return is_shared(path) and (is_mounted or is_visible(path))
 
     def missing(
         self,

@@ -209,6 +209,14 @@ LIMITS = (
 
 # Failures in its tasks; a chain tries again, as long as it gets on.
 TASKS = (
+    # templates/supervisor.sh.j2 writes this line.
+    FailureRule(
+        "setup",
+        "continue",
+        r"^Job [0-9]+: (?P<said>(exit code [0-9]+ of line [0-9]+: |no ).*) on [^ ]+$",
+        "the script failed before its tasks began",
+        "the log names a line of cluster.setup, or of the site's template: try it in a shell on a node",
+    ),
     FailureRule(
         "gpu_out_of_memory",
         "continue",

@@ -7,6 +7,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from slipway.common.files import AnyPath, plain, read_json
 
 NAME = "supervisor.json"
+# Beside it: what sbatch said of the launch's jobs.
+SUBMISSION_LOG = "launcher.log"
 
 # The schedulers: how tasks are started.
 SLURM, ALLOCATION, LOCAL = "slurm", "allocation", "local"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import pwd
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.common.errors import UserError, suggest
+from slipway.common.owners import why_untrusted
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.config.resume import Resume
@@ -17,7 +17,6 @@ from slipway.trainer.config.saving import Saving
 from slipway.trainer.logs import LOGGER
 
 _KEY = "resume.checkpoint"
-_TRUST_KEY = "training.resume.trust_owner"
 
 
 @dataclass(frozen=True)
@@ -187,19 +186,9 @@ def check_owners(checkpoint: Path, directory: Path | None, trusted: str | None) 
     UserError
         If any of them is somebody else's.
     """
-    own = {os.geteuid(), 0, *_shown_owner(directory)}
-    for path in (checkpoint, *sorted(checkpoint.rglob("*"))):
-        try:
-            owner = path.stat().st_uid
-        except FileNotFoundError:
-            # A link that leads nowhere.
-            continue
-        if owner not in own and trusted not in (str(owner), _owner_name(owner)):
-            raise UserError(
-                f"{path} belongs to {_owner_name(owner)} (user {owner}), neither to you nor to root: a "
-                "checkpoint is loaded only if its owner is trusted. "
-                f"{_TRUST_KEY}={_owner_name(owner)} trusts that user"
-            )
+    untrusted = why_untrusted(checkpoint, {os.geteuid(), 0, *_shown_owner(directory)}, trusted)
+    if untrusted is not None:
+        raise UserError(". ".join(untrusted))
 
 
 def _shown_owner(directory: Path | None) -> set[int]:
@@ -210,10 +199,3 @@ def _shown_owner(directory: Path | None) -> set[int]:
             return {os.fstat(file.fileno()).st_uid}
     except OSError:
         return set()
-
-
-def _owner_name(owner: int) -> str:
-    try:
-        return pwd.getpwuid(owner).pw_name
-    except KeyError:
-        return str(owner)

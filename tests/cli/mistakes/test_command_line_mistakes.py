@@ -49,6 +49,17 @@ OTHER_VERBS: Rows = [
         ["launch", "training=gpt3/5b", "--no-chek=X", "a=b"],
         ["arguments: --no-chek=X", "did you mean --no-check"],
     ),
+    (["generate", "--prompt", "x"], ['in place of --prompt: slipway generate RUN "a text']),
+    (["launch", "training=gpt3/tiny", "--steps", "3"], ["--steps: training.trainer.max_steps=N"]),
+    (["launch", "training=gpt3/tiny", "--steps=3"], ["--steps: training.trainer.max_steps=N"]),
+    (["launch", "training=tiny"], ["did you mean 'gpt3/tiny' or 't5/tiny'?"]),
+    (["launch", "training=llama3_8b"], ["did you mean 'llama/llama3_8b'?"]),
+    (["resume"], ["no RUN: a run's name"]),
+    (["data", "audit"], ["no RUN: a run's name"]),
+    (["convert", "--to", "hf"], ["no source", "name a run"]),
+    (["history", "mine", "1"], ["did you mean --launch 1?"]),
+    (["data", "show", "corpus", "3"], ["did you mean --document 3?"]),
+    (["diff", "first", "second"], ["there is no run 'first'"]),
     (["launch", "--dryrun"], ["unrecognized arguments: --dryrun", "did you mean --dry-run?"]),
 ]
 

@@ -33,6 +33,7 @@ exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
     srun \
     --kill-on-bad-exit=1 \
     --export=ALL \
+    --mpi=pmix \
     '--container-image=nvcr.io#nvidia/nemo:25.07' \
     --container-mounts=/shared/results:/shared/results,/shared/data:/shared/data:ro \
     --container-env=MASTER_ADDR,MASTER_PORT,CUDA_DEVICE_MAX_CONNECTIONS,TRANSFORMERS_OFFLINE,TORCH_NCCL_AVOID_RECORD_STREAMS,NCCL_NVLS_ENABLE \
