@@ -145,7 +145,7 @@ def _status(ref: JobRef) -> JobStatus:
 
 
 def turn_holder(run_dir: Path) -> str | None:
-    """Return the job, as ``job 17 (launch 2)``, for whose end the next one of a run waits; ``None`` if none."""
+    """Return the job for whose end the next one of a run waits, as ``job 17 (launch 2)``."""
     try:
         with open_regular(run_dir / settings.TURN) as lock:
             holder = os.fsdecode(lock.read(_SAID))
