@@ -85,7 +85,15 @@ def test_follow_tells_of_an_ended_job_in_the_order_of_its_events(
     scheduler.set("11", COMPLETED)
     assert slipway(runs, "follow", "gpt3_tiny") == 0
     lines = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
-    beginnings = ["gpt3_tiny,", "the trainer started", "unigram", "step 25/", "step 50/", "step 50/", "job 11"]
+    beginnings = [
+        "gpt3_tiny,",
+        "the trainer started",
+        "unigram",
+        "step 25/",
+        "step 50/",
+        "step 50/",
+        "job 11",
+    ]
     assert len(lines) == len(beginnings) and all(map(str.startswith, lines, beginnings)), lines
 
 
