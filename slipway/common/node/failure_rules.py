@@ -20,7 +20,7 @@ FIRST = (
         "-",
         _CODE + r"state=(CANCELLED|REVOKED) |" + _ENDED_BY_SLURM + "None preempted=(None|-) requeue=[0-] ",
         "somebody cancelled it",
-        "slipway resume goes on from its newest checkpoint",
+        "slipway resume launches it again; a training goes on from its newest checkpoint",
     ),
     FailureRule(
         "mistake",
@@ -352,7 +352,7 @@ LAST = (
         "-",
         _ENDED_AT + r"\*\*\*$",
         "somebody cancelled it",
-        "slipway resume goes on from its newest checkpoint",
+        "slipway resume launches it again; a training goes on from its newest checkpoint",
     ),
     FailureRule(
         "lost",
