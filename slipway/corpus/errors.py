@@ -87,13 +87,14 @@ def refusal(file: SourceFile, bad: BadRecord) -> UserError:
     return UserError(f"{place(file, bad)}; {hint}")
 
 
-# What the offset of a record counts, by the format of its source; otherwise the pages or members.
-_COUNTED = {"txt": "byte", "jsonl": "byte", "parquet": "row"}
+# What the offset of a record counts, by the format of its source; one of text is its file.
+COUNTED = {"jsonl": "byte", "parquet": "row", "wikipedia": "page", "tar": "member"}
 
 
 def place(file: SourceFile, bad: BadRecord) -> str:
     """Name a bad record of a source, and its defect."""
-    return f"{file.name}, {_COUNTED.get(file.format, 'number')} {bad.offset:,}: {bad.reason}"
+    at = f", {COUNTED[file.format]} {bad.offset:,}" if file.format in COUNTED else ""
+    return f"{file.name}{at}: {bad.reason}"
 
 
 def missing_library(name: str, purpose: str, extra: str = "data") -> UserError:
