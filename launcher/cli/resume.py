@@ -49,11 +49,7 @@ def add_parser(verbs: Verbs) -> None:
     add_overrides(parser, "such as training.trainer.max_steps=2000")
     add_option(parser, "--follow", "show the progress until the job ends")
     add_option(parser, "--json", "print what was submitted, as JSON")
-    add_option(
-        parser,
-        "--dry-run",
-        "print the script, and what changes since the newest launch; write and submit nothing",
-    )
+    add_option(parser, "--dry-run", "print the script, and what has changed; write and submit nothing")
     add_no_check(parser)
 
 
@@ -74,12 +70,9 @@ def run(args: argparse.Namespace) -> int:
     recorded.no_check = [*recorded.no_check, *args.no_check]
     vars(args).update(vars(recorded))
     args.config_dirs = config_dirs_of(recorded.config_dirs)
-    values: list[tuple[str, object]] = [("--config-dir", tree) for tree in recorded.config_dirs]
-    values += [
-        ("--template-dir", recorded.template_dir),
-        *(("--no-check", name) for name in recorded.no_check),
-    ]
-    words = [f"{option}={value}" for option, value in values if value is not None]
+    words = [f"--config-dir={tree}" for tree in recorded.config_dirs]
+    words += [f"--template-dir={recorded.template_dir}"] if recorded.template_dir is not None else []
+    words += [f"--no-check={name}" for name in recorded.no_check]
     overrides = _overrides(launch, [parse_override(text) for text in args.overrides])
     request = request_of(args, overrides, ["launch", *overrides, *words])
     drafted = drafts(request)
