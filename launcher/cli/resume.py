@@ -77,8 +77,9 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args, overrides, ["launch", *overrides, *words])
     drafted = drafts(request)
     launched = launch_drafts(args, drafted, request)
-    if not launched:  # a dry run
-        _compare(launch, drafted[0])
+    for draft in drafted if not launched else ():  # a dry run
+        if draft.plan.paths.run_dir == launch.paths.run_dir:
+            _compare(launch, draft)
     return finish(args, launched)
 
 

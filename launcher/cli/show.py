@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,14 @@ def _composed(
     try:
         return compose(overrides, config_dirs), {}
     except UserError as error:
-        if not all(isinstance(mistake, MissingValue) for mistake in error.mistakes):
-            raise
         sources = {str(item.key): (item.source or "").removeprefix("from ") for item in error.mistakes}
-        filled = compose([*overrides, *(f"{key}=[_]" for key in sources)], config_dirs)
-        return filled, {(path := tuple(key.split("."))): (path, "???", sources[key]) for key in sources}
+        if all(isinstance(mistake, MissingValue) for mistake in error.mistakes):
+            with suppress(UserError):  # one that is no list
+                filled = compose([*overrides, *(f"{key}=[_]" for key in sources)], config_dirs)
+                return filled, {
+                    (path := tuple(key.split("."))): (path, "???", sources[key]) for key in sources
+                }
+        raise
 
 
 def _is_override(word: str) -> bool:

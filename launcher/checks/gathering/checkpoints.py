@@ -277,8 +277,9 @@ _LIST_TASKS = "from lm_eval.tasks import TaskManager; print(*TaskManager().all_t
 
 
 def _unknown_tasks(resolver: PathResolver, harness: Mapping[str, Any]) -> Iterator[MissingPath]:
-    """Yield the tasks that lm-eval lacks; the job looks where it is not here, or has tasks of the user's."""
-    package = find_spec("lm_eval") if harness["tasks"] and harness["include_path"] is None else None
+    """Yield the tasks that lm-eval lacks; the job looks if its own is another, or has tasks of the user's."""
+    is_ours = resolver.plan.job.payload.argv[0] == sys.executable and harness["include_path"] is None
+    package = find_spec("lm_eval") if is_ours and harness["tasks"] else None
     names = {name for name in harness["tasks"] if not name.endswith((".yaml", ".yml"))}
     for directory in (package and package.submodule_search_locations) or ():
         # Most tasks have a file of their name; to know all names lm-eval reads 14,000 files.
@@ -289,8 +290,7 @@ def _unknown_tasks(resolver: PathResolver, harness: Mapping[str, Any]) -> Iterat
             known = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split("\n")
             for name in sorted(names.difference(known)) if len(known) > 1 else ():
                 fix = did_you_mean(name, known, _TASKS_SHOWN)
-                why, certain = "lm-eval has no such task", not resolver.in_container
-                yield resolver.missing("evaluation.lm_eval.tasks", name, why, fix, certain=certain)
+                yield resolver.missing("evaluation.lm_eval.tasks", name, "lm-eval has no such task", fix)
 
 
 # Files by which slipway/trainer/conversion/sources.py knows the formats of weights.
