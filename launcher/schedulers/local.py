@@ -107,10 +107,8 @@ class LocalScheduler:
 
 def _act(action: Action, job_id: str) -> None:
     """Signal all processes of a job, or to save its script alone; nothing can be held or released."""
-    if action is Action.HOLD:
-        raise UserError("without Slurm nothing can be held")
-    if action is Action.RELEASE:
-        raise UserError("without Slurm nothing is held")
+    if action in (Action.HOLD, Action.RELEASE):
+        raise UserError("without Slurm nothing can be held, or released")
     try:
         if action is Action.CANCEL:
             os.killpg(int(job_id), signal.SIGTERM)

@@ -130,8 +130,8 @@ def test_local_jobs_are_never_held(ref: JobRef) -> None:
     hold_errors, release_errors = (
         scheduler.act(action, [ref.job_id]) for action in (Action.HOLD, Action.RELEASE)
     )
-    assert hold_errors[ref.job_id].message == "without Slurm nothing can be held"
-    assert release_errors[ref.job_id].message == "without Slurm nothing is held"
+    for errors in (hold_errors, release_errors):
+        assert errors[ref.job_id].message == "without Slurm nothing can be held, or released"
     assert not has_ended(ref)
 
 
