@@ -15,6 +15,7 @@ def leave_marks(
     started: float | None = None,
     ended: float | None = None,
     code: int = 0,
+    state: str | None = None,
     nodes: str = "n[1-2]",
 ) -> None:
     """Write the marks of one attempt of a job; `job_id` of an array's task is ``17_2``."""
@@ -24,7 +25,7 @@ def leave_marks(
     (marks / "job").write_text(f"{base_id}\n")
     for name, fields in (
         ("started", None if started is None else {"started": started, "nodes": nodes}),
-        ("ended", None if ended is None else {"exit_code": code, "ended": ended}),
+        ("ended", None if ended is None else {"exit_code": code, "ended": ended, "state": state}),
     ):
         if fields is not None:
             path = marks / f"{job_id}.{attempt}.{name}.json"

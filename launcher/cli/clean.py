@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     todo = [f"remove {count(len(surplus), 'checkpoint')}, {size}"] if surplus else []
     todo += [f"{verb} {count(len(runs), 'run')}" for verb in ("archive", "remove") if getattr(args, verb)]
     if not todo or args.dry_run:
-        return print("; ".join(todo))
+        return print(*todo, sep="; ", end="\n" if todo else "")
     if not (args.yes or sys.stdin.isatty()):
         raise UserError("nothing was removed: there is nobody to ask", hint="to do it: --yes")
     print("; ".join(todo), end="\n" if args.yes else "? ", flush=True)

@@ -114,16 +114,15 @@ def finish(args: argparse.Namespace, launched: Sequence[Launch], code: int = err
     return code
 
 
-def draft_and_launch(
-    args: argparse.Namespace, overrides: list[str], words: Sequence[str] | None = None
-) -> list[Launch]:
-    """Draft the launches of some overrides, check them and submit them; in a dry run print their scripts.
+def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launch]:
+    """Draft the launches of some overrides, check them and submit them; in a dry run print their scripts."""
+    request = request_of(args, overrides)
+    return launch_drafts(args, drafts(request), request)
 
-    `words` are the arguments to put on record, if not those of this process.
-    """
-    request = request_of(args, overrides, words)
-    reports = _check(args, drafts(request), request)
-    return _launch(args, reports, request)
+
+def launch_drafts(args: argparse.Namespace, drafted: Sequence[Draft], request: Request) -> list[Launch]:
+    """Check drafts and submit them; in a dry run print their scripts."""
+    return _launch(args, _check(args, drafted, request), request)
 
 
 def launch_and_follow(

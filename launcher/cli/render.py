@@ -147,12 +147,13 @@ def _of_stage(draft: Draft, launch: int | None) -> list[str]:
             raise UserError(f"--launch {launch}: {run_dir.name} has no such launch", hint=hint)
         number = launch or numbers[-1]
         manifest = read_manifest(LaunchPaths(run_dir, run_dir.name, "", number).directory)
-        return list(_differences(manifest, draft.numbered(number, manifest.tag)))
+        return list(differences(manifest, draft.numbered(number, manifest.tag)))
     except OSError as error:
         raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
 
 
-def _differences(manifest: Manifest, draft: Draft) -> Iterator[str]:
+def differences(manifest: Manifest, draft: Draft) -> Iterator[str]:
+    """Yield a unified diff from the files of a launch to those of a draft of the same number and tag."""
     # Under the names that they had then: the run's or the job's name may be what changed.
     old = LaunchPaths(draft.plan.paths.run_dir, manifest.run, manifest.job_name, manifest.launch)
     config = draft.plan.job.payload_config

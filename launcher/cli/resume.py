@@ -5,30 +5,33 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.cli.launch import draft_and_launch, finish
+from launcher.cli.launch import finish, launch_drafts
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb, verb_first
-from launcher.cli.requests import add_no_check
+from launcher.cli.render import differences
+from launcher.cli.requests import add_no_check, request_of
 from launcher.cli.runs import add_run, selected_run
 from launcher.config.overrides import Override, hydra_value, parse_override
 from launcher.config.site_trees import config_dirs_of
+from launcher.drafting import Draft, drafts
 from launcher.errors import UserError, escape
 from launcher.jobs.launches import Launch, open_launch
 from launcher.runs import paths
 from launcher.runs.paths import COMMAND_LOG
 from launcher.runs.trust import why_untrusted
 from launcher.secrecy import MASK
-from launcher.ui.terminal import print_message
+from launcher.ui.terminal import print_message, print_stderr
 from slipway.common.files import read_text
 
 _HELP = """\
 Launch again what the newest launch of a run was: its overrides, its trees, the checks that it skipped; and
 further overrides. A training continues from its newest checkpoint.
 
-The files of the trees are read as they are now. Relative paths start where the run was launched, also in
-further overrides.
+The files of the trees are read as they are now: --dry-run shows what that changes. Relative paths start
+where the run was launched, also in further overrides.
 
 examples:
   slipway resume gpt3_126m                                      continue it
@@ -46,7 +49,7 @@ def add_parser(verbs: Verbs) -> None:
     add_overrides(parser, "such as training.trainer.max_steps=2000")
     add_option(parser, "--follow", "show the progress until the job ends")
     add_option(parser, "--json", "print what was submitted, as JSON")
-    add_option(parser, "--dry-run", "print the script; write and submit nothing")
+    add_option(parser, "--dry-run", "print the script, and what has changed; write and submit nothing")
     add_no_check(parser)
 
 
@@ -67,14 +70,29 @@ def run(args: argparse.Namespace) -> int:
     recorded.no_check = [*recorded.no_check, *args.no_check]
     vars(args).update(vars(recorded))
     args.config_dirs = config_dirs_of(recorded.config_dirs)
-    values: list[tuple[str, object]] = [("--config-dir", tree) for tree in recorded.config_dirs]
-    values += [
-        ("--template-dir", recorded.template_dir),
-        *(("--no-check", name) for name in recorded.no_check),
-    ]
-    words = [f"{option}={value}" for option, value in values if value is not None]
+    words = [f"--config-dir={tree}" for tree in recorded.config_dirs]
+    words += [f"--template-dir={recorded.template_dir}"] if recorded.template_dir is not None else []
+    words += [f"--no-check={name}" for name in recorded.no_check]
     overrides = _overrides(launch, [parse_override(text) for text in args.overrides])
-    return finish(args, draft_and_launch(args, overrides, ["launch", *overrides, *words]))
+    request = request_of(args, overrides, ["launch", *overrides, *words])
+    drafted = drafts(request)
+    launched = launch_drafts(args, drafted, request)
+    for draft in drafted if not launched else ():  # a dry run
+        if draft.plan.paths.run_dir == launch.paths.run_dir:
+            _compare(launch, draft)
+    return finish(args, launched)
+
+
+def _compare(launch: Launch, draft: Draft) -> None:
+    """Print the differences to the launch on record, and what a dry run does not look at."""
+    sys.stdout.flush()
+    number, manifest = launch.paths.number, launch.manifest
+    changes = list(differences(manifest, draft.numbered(number, manifest.tag)))
+    for line in changes:
+        print_stderr(escape(line))
+    compared = "differs, as above, from" if changes else "is the same as"
+    unseen = "a dry run looks at no checkpoint, data or queue"
+    print_message(f"what would be launched now {compared} launch {number}; {unseen}")
 
 
 def _overrides(launch: Launch, further: Sequence[Override]) -> list[str]:

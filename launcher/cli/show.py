@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from launcher.cli.options import Verbs, add_config_dir, add_option, add_overrides, add_verb
-from launcher.config.compose import compose, tree_roots
+from launcher.config.compose import Composition, compose, tree_roots
 from launcher.config.sources import Sources
+from launcher.config.tree_composer import MissingValue
 from launcher.errors import Mistakes, UserError, escape, nearest
 from launcher.runs.paths import display_path
 from launcher.secrecy import MASK, hidden
@@ -54,10 +57,11 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     overrides = [word for word in args.overrides if _is_override(word)]
     keys = [word.strip(".") for word in args.overrides if not _is_override(word)]
-    composition = compose(overrides, args.config_dirs)
+    composition, missing = _composed(overrides, args.config_dirs)
     # Without the nodes of stages that were not requested.
     tree = composition.config.model_dump(exclude_unset=True)
-    leaves = _leaves(_narrowed(tree, keys), composition.sources(), composition.references)
+    leaves: Iterable[Leaf] = _leaves(_narrowed(tree, keys), composition.sources(), composition.references)
+    leaves = (missing.get(path, (path, value, source)) for path, value, source in leaves)
     if args.json:
         items = [{"key": ".".join(path), "value": value, "source": source} for path, value, source in leaves]
         print_json(items)
@@ -69,6 +73,23 @@ def run(args: argparse.Namespace) -> None:
         print("\n".join("".join(text for text, _ in line) for line in _lines(leaves)))
     else:
         print_styled(_lines(leaves))
+
+
+def _composed(
+    overrides: Sequence[str], config_dirs: tuple[Path, ...]
+) -> tuple[Composition, dict[tuple[str, ...], Leaf]]:
+    """Compose the tree, and return the leaves of lists that only a launch needs where they have no value."""
+    try:
+        return compose(overrides, config_dirs), {}
+    except UserError as error:
+        sources = {str(item.key): (item.source or "").removeprefix("from ") for item in error.mistakes}
+        if all(isinstance(mistake, MissingValue) for mistake in error.mistakes):
+            with suppress(UserError):  # one that is no list
+                filled = compose([*overrides, *(f"{key}=[_]" for key in sources)], config_dirs)
+                return filled, {
+                    (path := tuple(key.split("."))): (path, "???", sources[key]) for key in sources
+                }
+        raise
 
 
 def _is_override(word: str) -> bool:

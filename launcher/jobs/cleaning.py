@@ -38,7 +38,8 @@ def require_idle(run_dir: Path) -> None:
     """Raise UserError for a run of somebody else's, one behind a link, or one whose jobs may live."""
     name = escape(display_path(run_dir))
     if run_dir.is_symlink() or not is_own(run_dir):
-        raise UserError(f"{name}: a link, or a run of somebody else's")
+        what = "a link to a run" if run_dir.is_symlink() else "another user's run"
+        raise UserError(f"{name}: {what}, which is left alone")
     live = next((item for item in current_statuses([RunRef(run_dir)]) if item.may_live), None)
     if live is not None:
         hint = f"end it first: slipway cancel {name} --wait"

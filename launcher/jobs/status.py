@@ -16,7 +16,7 @@ from launcher.schedulers.base import JobRef, JobStatus, Scheduler
 from launcher.schedulers.chain_status import from_marks_alone, may_go_on
 from launcher.slurm.notations import compress_tasks
 from launcher.slurm.states import State, why_waiting
-from slipway.common.node.marks import chain_end, read_attempts
+from slipway.common.node.marks import cancelled_by, chain_end, read_attempts
 from slipway.supervisor.dependent_stages import read_stages
 
 # A launch that waits longer than this for its requeue does not count beside a newer one of its run.
@@ -235,10 +235,13 @@ def _candidates(run_dir: Path) -> list[Launch | UserError]:
         numbers = launch_numbers(run_dir)
     except OSError as error:
         return [UserError(f"its launches cannot be read: {(error.strerror or str(error)).lower()}")]
+    has_newer = False
     for number in reversed(numbers):
-        has_newer = any(isinstance(item, Launch) and not item.manifest.error for item in items)
-        if not has_newer or not _is_over(run_dir / LAUNCHES / str(number)):
-            items += _read(run_dir, [number])
+        if has_newer and _is_over(run_dir / LAUNCHES / str(number)):
+            continue
+        (item,) = _read(run_dir, [number])
+        items.append(item)
+        has_newer = has_newer or (isinstance(item, Launch) and not _is_cancelled_before(item))
     return items
 
 
@@ -250,6 +253,15 @@ def _read(run_dir: Path, numbers: Sequence[int]) -> list[Launch | UserError]:
         except UserError as error:
             items.append(error)
     return items
+
+
+def _is_cancelled_before(launch: Launch, state: State | None = None) -> bool:
+    """Return True if a launch was refused, or was cancelled before it began, by its marks or its state."""
+    attempts = launch.attempts
+    if launch.manifest.error is not None or any(attempt.started is not None for attempt in attempts):
+        return launch.manifest.error is not None
+    is_cancelled = state is State.CANCELLED or any(attempt.state == "CANCELLED" for attempt in attempts)
+    return is_cancelled or cancelled_by(launch.paths.directory, launch.job) is not None
 
 
 def _is_over(launch_dir: Path) -> bool:
@@ -269,8 +281,8 @@ def _current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
         return alive
     read = [item for item in items if item.launch]
     submitted = [item for item in read if item.state is not State.NOT_SUBMITTED]
-    newest = next(iter(submitted or read or items), None)
-    return [newest] if newest else []
+    began = [item for item in submitted if item.launch and not _is_cancelled_before(item.launch, item.state)]
+    return list(began or submitted or read or items)[:1]
 
 
 def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from launcher.checks.facts import Facts
 from launcher.checks.gate import CheckReport, check_launch, require_passed, show_to_scheduler
 from launcher.drafting import Draft, Request
-from launcher.errors import UserError, explain_os_error
+from launcher.errors import UserError, escape, explain_os_error
 from launcher.jobs.launches import Launch
 from launcher.launching.granted import granted
 from launcher.launching.recovery import reconcile_unconfirmed
@@ -32,6 +32,7 @@ from launcher.runs.write import (
 )
 from launcher.schedulers import scheduler_for
 from launcher.schedulers.base import NoAnswer, Scheduler
+from launcher.schedulers.local import turn_holder
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
 from slipway.common.files import write_atomic
@@ -178,6 +179,9 @@ def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: cont
         require_passed([report])
     # A notice is told of the submission itself.
     waits = report.facts.submission.waits if report.facts.submission is not None else None
+    if plan.scheduler == "local" and "singleton" in (plan.job.queue.dependency or ""):
+        holder = turn_holder(run_dir)
+        waits = f"it waits for the end of {escape(holder)}, of the same run" if holder else None
     warnings = describe_ignored(scheduler.ignored_environment(), plan.job.stage)
     return _Ready(draft, report.facts, scheduler, warnings + ([waits] if waits else []))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import WATCHING_ENDED, escape
 from launcher.jobs.launches import Launch, open_launch
-from launcher.monitor.events import End, Event, HeldOut, Progress, Start, Train, Validation
+from launcher.monitor.events import End, Event, HeldOut, Progress, Start, Validation
 from launcher.monitor.logs import failed_task_logs, last_lines, newest_log, rank_failures
 from launcher.monitor.polling import job_poller
 from launcher.monitor.readers import open_reader
@@ -121,13 +121,14 @@ class LinesView:
         self, status: JobStatus, progress: Progress, new: Sequence[Event], *, is_over: bool = False
     ) -> None:
         """Show the newest state, `new` being the events since the last call; at the end what stays."""
-        if not is_over:
+        if not status.state.is_final:
             self._print_state(status)
         for event in new:
             self._print_event(event, progress)
         if is_over or time.monotonic() - self._last_step >= _EVERY:
             self._print_step(progress)
-        self._print_state(status)
+        if is_over:
+            self._print_state(status)
 
     def _print_state(self, status: JobStatus) -> None:
         state = (self._launch.job_in(status), status.state, status.reason, status.nodes)
@@ -149,9 +150,6 @@ class LinesView:
                 _print(f"unigram entropy of the {event.name} {entropy} nats")
             case End(reason="already_complete"):
                 _print("nothing left to do: increase training.trainer.max_steps to continue")
-            case Train() if self._last_step == float("-inf"):
-                # The first step is printed at once, as it shows that the training runs.
-                self._print_step(progress)
 
     def _print_step(self, progress: Progress) -> None:
         train = progress.train

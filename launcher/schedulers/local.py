@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
@@ -16,11 +17,13 @@ from launcher.schedulers.job_status import from_marks, or_cancelled, said_by_log
 from launcher.slurm.environment import clean_environment
 from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import Action, State
-from slipway.common.files import read_json
+from slipway.common.files import open_regular, read_json
 from slipway.common.node import settings
 
 # The index of the tag in a supervisor's command.
 _TAG = 3
+# Characters of what the holder of a run's lock says of itself.
+_SAID = 200
 
 # The log is named after the job's id, which the shell knows first, and which `exec` keeps.
 _START = 'exec >"$1$$.out" 2>&1; exec bash "$2" "$3"'
@@ -103,11 +106,9 @@ class LocalScheduler:
 
 
 def _act(action: Action, job_id: str) -> None:
-    """Signal all processes of a job, or to save its script alone; nothing waits, to be held or released."""
-    if action is Action.HOLD:
-        raise UserError(f"job {job_id} has begun: without Slurm nothing waits, and nothing can be held")
-    if action is Action.RELEASE:
-        raise UserError(f"job {job_id} is not held: without Slurm nothing waits")
+    """Signal all processes of a job, or to save its script alone; nothing can be held or released."""
+    if action in (Action.HOLD, Action.RELEASE):
+        raise UserError("without Slurm nothing can be held, or released")
     try:
         if action is Action.CANCEL:
             os.killpg(int(job_id), signal.SIGTERM)
@@ -128,6 +129,9 @@ def _status(ref: JobRef) -> JobStatus:
     if ref.host not in ("", host()):
         return JobStatus(State.UNKNOWN, f"it runs on {ref.host}, without Slurm: ask there")
     if _runs_script_of(ref):
+        holder = turn_holder(ref.launch_dir.parents[1]) if marked is None else None
+        if holder is not None and holder.split()[1:2] != [ref.job_id]:
+            return JobStatus(State.PENDING, f"it waits for the end of {holder}")
         nodes = (marked and marked.nodes) or "localhost"
         return JobStatus(State.RUNNING, nodes=nodes, elapsed=_elapsed(ref.job_id))
     # The mark may have been written between the two looks.
@@ -136,6 +140,19 @@ def _status(ref: JobRef) -> JobStatus:
         why = said_by_log(ref) or "it was killed"
         marked = JobStatus(State.FAILED, f"the process is gone and left no mark: {why}")
     return or_cancelled(marked, ref)
+
+
+def turn_holder(run_dir: Path) -> str | None:
+    """Return the job for whose end the next one of a run waits, as ``job 17 (launch 2)``."""
+    try:
+        with open_regular(run_dir / settings.TURN) as lock:
+            holder = os.fsdecode(lock.read(_SAID))
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return holder
+    except OSError:
+        pass
+    return None
 
 
 def _script(pid: str) -> Path | None:

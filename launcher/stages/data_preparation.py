@@ -103,11 +103,11 @@ def _options(preparation: DataPreparationConfig) -> list[str]:
 
 def _node(run: StageRun, preparation: DataPreparationConfig) -> dict[str, Any]:
     """Return the node as the job reads it: its paths do not depend on the directory that it starts in."""
-    inputs = [replace(entry, path=str(path)) if path else entry for entry, path in _entries(preparation)]
+    inputs = [replace(entry, path=str(path)) if path else entry for entry, path in entries(preparation)]
     return {**section(run), "inputs": [entry.written() for entry in inputs]}
 
 
-def _entries(preparation: DataPreparationConfig) -> Iterator[tuple[Input, Path | None]]:
+def entries(preparation: DataPreparationConfig) -> Iterator[tuple[Input, Path | None]]:
     """Yield the inputs, each with its absolute path if it is no address."""
     for entry in preparation.inputs:
         yield entry, Path(entry.path).absolute() if entry.path and "://" not in entry.path else None
@@ -115,7 +115,7 @@ def _entries(preparation: DataPreparationConfig) -> Iterator[tuple[Input, Path |
 
 def local_inputs(preparation: DataPreparationConfig) -> Iterator[Path]:
     """Yield the sources that are files, directories or globs, as absolute paths."""
-    return (path for _, path in _entries(preparation) if path)
+    return (path for _, path in entries(preparation) if path)
 
 
 def directory_of(path: Path) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from slipway.common.errors import UserError, escape_lines
 from slipway.common.extras import install_command
+from slipway.corpus.units import SourceFile
 
 # With this begins the defect of a record without the key of its text.
 NO_KEY = "no key"
@@ -64,7 +65,7 @@ def named(left_out: Sequence[LeftOut], count: int | None = None) -> str:
     return f"{count or len(left_out):,} files or members left out ({'; '.join(texts)})"
 
 
-def refusal(source: str, bad: BadRecord) -> UserError:
+def refusal(file: SourceFile, bad: BadRecord) -> UserError:
     """Return the error for a bad record of a source, where ``on_error=raise``."""
     if bad.reason.startswith(LONG_LINE):
         hint = "a longer text can be a file of its own, such as .txt, and `jq -c '.[]'` divides an array"
@@ -83,12 +84,17 @@ def refusal(source: str, bad: BadRecord) -> UserError:
             "data_preparation.on_error=skip leaves such records out, counts and names them, up to "
             "data_preparation.max_errors"
         )
-    return UserError(f"{place(source, bad)}; {hint}")
+    return UserError(f"{place(file, bad)}; {hint}")
 
 
-def place(source: str, bad: BadRecord) -> str:
+# What the offset of a record counts, by the format of its source; one of text is its file.
+COUNTED = {"jsonl": "byte", "parquet": "row", "wikipedia": "page", "tar": "member"}
+
+
+def place(file: SourceFile, bad: BadRecord) -> str:
     """Name a bad record of a source, and its defect."""
-    return f"{source}:{bad.offset}: {bad.reason}"
+    at = f", {COUNTED[file.format]} {bad.offset:,}" if file.format in COUNTED else ""
+    return f"{file.name}{at}: {bad.reason}"
 
 
 def missing_library(name: str, purpose: str, extra: str = "data") -> UserError:

@@ -18,7 +18,7 @@ from slipway.common.errors import UserError, suggest
 from slipway.common.files import sha256_of
 from slipway.corpus.datasets import SUFFIXES, DataSet, open_data_set, prefix_of
 from slipway.corpus.documents import Document
-from slipway.corpus.errors import LeftOut, named
+from slipway.corpus.errors import COUNTED, LeftOut, named
 from slipway.corpus.formats import FORMATS, UnknownFormatError, recognize
 from slipway.corpus.readers import parquet_row_groups, read
 from slipway.corpus.sources import choose, search
@@ -36,7 +36,6 @@ _ENTRIES = 1 << 16
 _BYTES = 1 << 22
 # Of a file's name: a sidecar of a data set, which is checked with it.
 _SIDECARS = (".origins", ".json", ".idx", ".bin")
-_PLACES = {"jsonl": "byte", "parquet": "row", "wikipedia": "page", "tar": "member"}
 
 
 @dataclass
@@ -214,7 +213,7 @@ def _lint_source(path: Path, source_format: str, text_key: str, progress: Progre
     groups: tuple[int, ...] = ()
     try:
         kind, compression = recognize(path, str(path), source_format)
-        report.kind, report.place = ".".join(filter(None, (kind, compression))), _PLACES.get(kind)
+        report.kind, report.place = ".".join(filter(None, (kind, compression))), COUNTED.get(kind)
         size = path.stat().st_size
         if kind == "parquet" and size:
             groups = parquet_row_groups(path, str(path), text_key)

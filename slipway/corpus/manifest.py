@@ -14,7 +14,7 @@ import numpy.typing as npt
 from slipway.arithmetic.indexed import manifest_path
 from slipway.common.errors import UserError
 from slipway.corpus.cleaning import DropCounts
-from slipway.corpus.errors import LeftOut, named
+from slipway.corpus.errors import BadRecord, LeftOut, named, place
 from slipway.corpus.plan import Plan
 from slipway.corpus.sources import read_left_out
 
@@ -177,7 +177,7 @@ def summary(plan: Plan, manifest: dict[str, Any]) -> str:
         text += f"; {named([LeftOut(**entry) for entry in manifest['left_out']], counts['left_out'])}"
     if bad:
         shown = [
-            f"{plan.files[entry['file']].name}:{entry['offset']}: {entry['reason']}"
+            place(plan.files[entry["file"]], BadRecord(entry["file"], entry["offset"], entry["reason"]))
             for entry in counts["skipped"][:_SHOWN]
         ]
         more = f"; {bad - len(shown):,} more" if bad > len(shown) else ""

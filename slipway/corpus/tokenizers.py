@@ -444,7 +444,7 @@ def _sample(files: Sequence[SourceFile], on_error: str) -> Iterator[str]:
         for record in read(Piece(file.number), file):
             if isinstance(record, BadRecord):
                 if on_error == "raise" or record.is_loss:
-                    raise refusal(file.name, record)
+                    raise refusal(file, record)
                 first = first or record
             else:
                 yield record.text
@@ -452,5 +452,5 @@ def _sample(files: Sequence[SourceFile], on_error: str) -> Iterator[str]:
             if total >= _TRAINING_BYTES:
                 return
     if not total:
-        reason = f"; the first bad record is {place(files[first.file].name, first)}" if first else ""
+        reason = f"; the first bad record is {place(files[first.file], first)}" if first else ""
         raise UserError(f"the sources have no text to train a tokenizer on{reason}")

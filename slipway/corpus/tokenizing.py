@@ -82,7 +82,7 @@ def check_bad(plan: Plan, records: list[dict[str, Any]]) -> None:
         return
     first = next(record for record in records if record["bad"])["skipped"][0]
     if preparation.on_error == "raise":
-        raise refusal(plan.files[first[0]].name, BadRecord(*first))
+        raise refusal(plan.files[first[0]], BadRecord(*first))
     documents = sum(record["documents"] + sum(record["drops"]["counts"].values()) for record in records)
     # A share of few documents says nothing: only the merge knows all.
     is_whole = len(records) == len(plan.units) or preparation.max_errors >= 1
@@ -90,7 +90,7 @@ def check_bad(plan: Plan, records: list[dict[str, Any]]) -> None:
         limit = f"{preparation.max_errors:g}"
         raise UserError(
             f"{bad:,} bad records besides {documents:,} documents are more than max_errors={limit} allows; "
-            f"the first is {place(plan.files[first[0]].name, BadRecord(*first))}; "
+            f"the first is {place(plan.files[first[0]], BadRecord(*first))}; "
             f"data_preparation.max_errors={bad} allows them"
         )
 
@@ -136,7 +136,7 @@ class _Worker:
             for record in records:
                 if isinstance(record, BadRecord):
                     if preparation.on_error == "raise" or record.is_loss:
-                        raise refusal(plan.files[record.file].name, record)
+                        raise refusal(plan.files[record.file], record)
                     bad += 1
                     if bad <= NAMED:
                         skipped.append([record.file, record.offset, record.reason])

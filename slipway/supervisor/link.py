@@ -86,6 +86,8 @@ class Link:
         # Slurm may not say yet that it ends the job.
         record = self._slurm.show_job(self._slurm.job_id) if is_slurms else None
         facts = facts_of_end(job, job.id, code, record, signalled)
+        if signalled and not hosts and not is_slurms:  # nobody but a user ends it before its tasks
+            facts = facts._replace(state="CANCELLED")
         progress = False
         with job.best_effort("its newest checkpoint is not known"):
             progress = self._is_beginning_known and checkpoints.is_newer(self._progress(), self._began_with)

@@ -267,16 +267,21 @@ def _wait_for_turn(job: Job, signals: Signals) -> None:
     import fcntl
 
     # Tasks that outlive this process keep the lock.
-    lock = os.open(os.path.join(job.settings.run_dir, ".singleton"), os.O_WRONLY | os.O_CREAT, 0o666)
+    lock = os.open(os.path.join(job.settings.run_dir, settings.TURN), os.O_RDWR | os.O_CREAT, 0o666)
     os.set_inheritable(lock, True)
 
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        job.say(f"waits for the end of {marks.quoted(os.fsdecode(os.pread(lock, 200, 0)))}")
         # A child waits, which a signal ends: the lock is this process's as well, and its turn comes in order.
         waiting = f"import fcntl; fcntl.flock({lock}, fcntl.LOCK_EX)"
         if run_before([sys.executable, "-IS", "-c", waiting], signals):
-            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), ".singleton") from None
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), settings.TURN) from None
+    holder = f"job {job.id} (launch {job.settings.launch})".encode()
+    with contextlib.suppress(OSError):  # on a full disk another job is named there
+        os.pwrite(lock, holder, 0)
+        os.ftruncate(lock, len(holder))
 
 
 def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:

@@ -130,6 +130,18 @@ def test_nobody_to_ask_is_no_consent(run_dir: Path, capsys: Capsys, monkeypatch:
     assert run_dir.exists()
 
 
+def test_a_run_that_is_none_of_ours_is_left_alone(
+    run_dir: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(run_dir)
+    assert main(["clean", str(tmp_path / "link"), "--remove", "--yes"]) == 2
+    assert "a link to a run, which is left alone" in capsys.readouterr().err
+    monkeypatch.setattr("launcher.jobs.cleaning.is_own", lambda path: False)
+    assert main(["clean", str(run_dir), "--remove", "--yes"]) == 2
+    assert "another user's run, which is left alone" in capsys.readouterr().err
+    assert run_dir.is_dir()
+
+
 def test_a_run_under_way_is_refused(tree: Path, tmp_path: Path, capsys: Capsys) -> None:
     sleeper = tmp_path / "sleeper"
     sleeper.write_text('#!/bin/sh\ncase "$*" in *pretrain*) exec sleep 60 ;; esac\n')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -65,7 +66,13 @@ def test_overrides_trees_and_directory_are_those_on_record(launched: Path, capsy
 def test_a_dry_run_writes_nothing(launched: Path, capsys: Capsys) -> None:
     capsys.readouterr()
     assert main(["resume", str(launched), "--dry-run", "training.run.time_limit=1:02:03"]) == 0
-    assert "#!/bin/bash" in capsys.readouterr().out
+    output = capsys.readouterr()
+    assert "#!/bin/bash" in output.out
+    assert re.search(r"^\+ +time_limit: .*1:02:03", output.err, re.MULTILINE)
+    assert "slipway: what would be launched now differs, as above, from launch 1; a dry run" in output.err
+    assert main(["resume", str(launched), "--dry-run"]) == 0
+    same = "slipway: what would be launched now is the same as launch 1; a dry run looks at no"
+    assert capsys.readouterr().err.startswith(same)
     assert [path.name for path in (launched / "launches").iterdir()] == ["1"]
 
 

@@ -123,3 +123,19 @@ def test_each_file_is_parsed_once(capsys: Capsys, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sources.yaml, "compose", counting)
     show(capsys)
     assert len(parsed) == len(set(parsed)) < 12
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "file"),
+    [
+        ("command", "argv", "command/default.yaml"),
+        ("data_preparation", "inputs", "data_preparation/_base.yaml"),
+    ],
+)
+def test_a_value_that_a_launch_needs_is_shown_as_missing(
+    capsys: Capsys, stage: str, key: str, file: str
+) -> None:
+    assert main(["show", f"stages=[{stage}]", stage]) == 0
+    assert re.search(rf"^  {key}: \?\?\? +# from .*{file}:\d+$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["render", f"stages=[{stage}]"]) == 2
+    assert f"{stage}.{key}=???: a value is needed" in capsys.readouterr().err

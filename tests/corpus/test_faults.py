@@ -86,7 +86,7 @@ def test_a_bad_record_is_named_or_skipped_and_counted(
     change, reason = FAULTS[fault]
     damage(lines / "a.jsonl", change)
     offset = sum(len(line) + 1 for line in (lines / "a.jsonl").read_bytes().split(b"\n")[:7])
-    bad = f"{lines}/a.jsonl:{offset}: {reason}"
+    bad = f"{lines}/a.jsonl, byte {offset:,}: {reason}"
     node = configuration(tmp_path, lines, tokenizer)
     assert run(tmp_path, node) == 2
     error = capsys.readouterr().err
@@ -125,7 +125,7 @@ def test_an_empty_source_is_refused_or_skipped(
     assert run(tmp_path, node) == 2
     assert f"{lines}/empty.jsonl: empty file; on_error=skip leaves it out" in capsys.readouterr().err
     assert run(tmp_path, node | {"on_error": "skip", "max_errors": 1}) == 0
-    assert f"{lines}/empty.jsonl:0: empty file" in capsys.readouterr().out
+    assert f"{lines}/empty.jsonl, byte 0: empty file" in capsys.readouterr().out
 
 
 def test_sources_without_a_document_are_refused(tokenizer: Path, tmp_path: Path, capsys: Any) -> None:

@@ -176,7 +176,7 @@ def test_damage_is_told_from_a_connection_that_breaks(
     url = server.put("cut.jsonl.gz", content[:-30])
     node |= {"inputs": [url], "output_prefix": str(tmp_path / "other/x")}
     assert run(tmp_path, node) == 2
-    assert f"{url}:" in capsys.readouterr().err
+    assert f"{url}, byte " in capsys.readouterr().err
 
 
 def members_of(

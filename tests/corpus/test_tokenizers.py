@@ -404,7 +404,7 @@ def test_no_tokenizer_is_trained_on_sources_without_text(tmp_path: Path, on_erro
         }
     )
     with pytest.raises(
-        UserError, match=r"a\.jsonl:0: no key 'contents' among content; did you mean 'content'"
+        UserError, match=r"a\.jsonl, byte 0: no key 'contents' among content; did you mean 'content'"
     ):
         obtain(preparation, collect(preparation))
     assert not (tmp_path / "bpe").exists()

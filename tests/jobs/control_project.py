@@ -42,6 +42,7 @@ class Project:
     cluster: str
     capsys: pytest.CaptureFixture[str]
     jobs: list[str] = field(default_factory=list)
+    told: str = ""
 
     @property
     def payload(self) -> Path:
@@ -73,6 +74,7 @@ class Project:
         words = [*overrides, self.cluster, f"cluster.python={self.payload}", "--json"]
         code, out, err = self.slipway("launch", *words)
         assert code == 0, err
+        self.told = err
         self.jobs.append(str(json.loads(out)["job_id"]))
         return self.jobs[-1]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -163,3 +165,28 @@ def test_cancel_without_slurm(local_project: Project) -> None:
     wait_until(lambda: project.end_marks(2))
     code, _, err = project.slipway("cancel", "run", "-i")
     assert code == 2 and "not a terminal" in err
+
+
+@pytest.mark.parametrize("ending", ["slipway cancel", "slipway cancel --save", "kill"])
+def test_second_local_launch_of_a_run_waits_and_is_cancelled(local_project: Project, ending: str) -> None:
+    """It is told of at launch, PENDING, and CANCELLED without a mark of `slipway cancel`, too."""
+    project, turns = local_project, "data_preparation.run.dependency=singleton"
+    first = project.launch(turns)
+    project.wait_until_it_trains()
+    second = project.launch(turns)
+    holder = f"it waits for the end of job {first} (launch 1)"
+    assert f"{holder}, of the same run" in project.told
+    wait_until(lambda: f"waits for the end of job {first} (launch 1)" in project.log(2))
+    code, out, _ = project.slipway("status", "run", "--json")
+    rows = {item["job_id"]: (item["state"], item["reason"]) for item in json.loads(out)}
+    assert (code, rows) == (0, {first: ("RUNNING", None), second: ("PENDING", holder)})
+    if ending == "kill":
+        os.killpg(int(second), signal.SIGTERM)
+    else:
+        assert project.slipway("cancel", second, *ending.split()[2:])[0] == 0
+    wait_until(lambda: project.end_marks(2))
+    assert project.slipway("cancel", "run", "--save", "--wait")[0] == 0
+    (interrupted,) = json.loads(project.slipway("status", "run", "--json")[1])
+    assert (interrupted["job_id"], interrupted["state"]) == (first, "INTERRUPTED")
+    (cancelled,) = json.loads(project.slipway("status", second, "--json")[1])
+    assert cancelled["state"] == "CANCELLED"

@@ -309,6 +309,42 @@ def test_check_names_missing_sources_and_tokenizers(
     assert any(f"tokenizer.file='{tmp_path}/t.json': there is no such file" in text for text in findings)
 
 
+@pytest.mark.parametrize(
+    ("input_", "overrides", "found"),
+    [
+        ("'a[1].jsonl'", [], ["valid: content"]),
+        ("d", ["data_preparation.text_key=contnt"], ["did you mean 'content'?"]),
+        ("d/*.jsonl", [], ["valid: content"]),
+        ("{path: d, text_key: contnt}", [], ["did you mean 'content'?"]),
+        ("d", ["data_preparation.text_key=content"], []),
+        ("d", ["data_preparation.on_error=skip"], []),
+        ("d", ["data_preparation.format=txt"], []),
+        ("{path: d, text_key: content}", [], []),
+        ("torn.jsonl", [], []),
+    ],
+)
+def test_a_text_key_that_the_first_document_lacks_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    input_: str,
+    overrides: list[str],
+    found: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    for name in ("a[1].jsonl", "d/b.jsonl"):
+        (tmp_path / name).write_text('{"content": "a text", "number": 3}\n')
+    (tmp_path / "torn.jsonl").write_text('{"content')
+    words = [PREPARE, "data_preparation=mixed", "cluster=local", f"data_preparation.inputs=[{input_}]"]
+    main(["check", "--json", *words, *overrides])
+    findings = [
+        each for each in json.loads(capsys.readouterr().out)["findings"] if each["id"] == "path.sources"
+    ]
+    assert [each["fix"] for each in findings] == found
+    assert all("has no such key" in each["message"] for each in findings)
+
+
 def test_a_name_that_looks_like_a_glob_is_that_of_a_file_if_there_is_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +426,7 @@ def test_a_mistake_that_the_program_finds_has_the_exit_code_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").write_text(json.dumps({"content": "a"}))
+    Path("a.jsonl").write_text('{"text": "a"}\n{"content": "a"}')
     assert main(["data", "prepare", "a.jsonl"]) == 2
     assert "no key 'text' among content" in capfd.readouterr().out
 

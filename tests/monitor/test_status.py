@@ -37,6 +37,7 @@ from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui.tables import colour
 from slipway.common.backoff import doubled_wait
+from slipway.common.node.marks import note_cancelled
 from tests.job_marks import leave_marks
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -117,6 +118,26 @@ def test_all_live_launches_of_a_run_are_shown(runs: Runs, scheduler: FakeSchedul
     assert slipway(runs, "status", "--json") == 0
     assert [item["job_id"] for item in json.loads(capsys.readouterr().out)] == ["14", "12", "11"]
     assert scheduler.questions == [["14", "12", "11"]]
+
+
+@pytest.mark.parametrize("source", ["its own mark", "the mark of slipway cancel", "Slurm"])
+def test_launch_cancelled_before_it_began_hides_no_earlier_one(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys, source: str
+) -> None:
+    now, code = time.time(), 75 if source == "Slurm" else 0
+    leave_marks(runs.launch(number=1), "11", started=now, ended=now, code=code)
+    cancelled = runs.launch(number=2)
+    if source == "its own mark":
+        leave_marks(cancelled, "12", ended=2.0, code=143, state="CANCELLED")
+    elif source == "the mark of slipway cancel":
+        note_cancelled(cancelled, "12", "me")
+    scheduler.set("11", COMPLETED)
+    scheduler.set("12", State.CANCELLED)
+    slipway(runs, "status", "--json")
+    assert [item["job_id"] for item in json.loads(capsys.readouterr().out)] == ["11"]
+    leave_marks(cancelled, "12", started=1.0, ended=2.0, code=143)
+    slipway(runs, "status", "--json")
+    assert [item["job_id"] for item in json.loads(capsys.readouterr().out)] == ["12"]
 
 
 def test_one_launch_by_its_job(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:

@@ -78,6 +78,25 @@ def test_follow_in_a_pipe(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) 
     assert sum("lr " in line for line in lines) == 1  # hundreds of steps at once are one line
 
 
+def test_follow_tells_of_an_ended_job_in_the_order_of_its_events(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
+    append(runs.launch(), whole_training(0, 50))
+    scheduler.set("11", COMPLETED)
+    assert slipway(runs, "follow", "gpt3_tiny") == 0
+    lines = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
+    beginnings = [
+        "gpt3_tiny,",
+        "the trainer started",
+        "unigram",
+        "step 25/",
+        "step 50/",
+        "step 50/",
+        "job 11",
+    ]
+    assert len(lines) == len(beginnings) and all(map(str.startswith, lines, beginnings)), lines
+
+
 def test_follow_says_why_nothing_was_trained(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     append(runs.launch(), [start(300), {**end(300, 1001.0), "reason": "already_complete"}])
     scheduler.set("11", RUNNING, COMPLETED)

@@ -369,13 +369,16 @@ def test_a_directory_that_cannot_be_listed_does_not_end_the_checks_of_a_source(
     [
         (None, "it has no conversion.json"),
         ({"to": "huggingface", "dtype": "bfloat16"}, "dtype=bfloat16"),
+        ({"to": "huggingface", "dtype": None, "step": 2, "checkpoint": "x"}, "step=2, checkpoint=x"),
+        ({"to": "huggingface", "dtype": None, "step": 4, "checkpoint": "x"}, "checkpoint=x"),
     ],
 )
 def test_an_output_of_another_conversion_is_refused_before_the_launch(
-    run_dir: Path, tmp_path: Path, capsys: Capsys, record: dict[str, str] | None, difference: str
+    run_dir: Path, tmp_path: Path, capsys: Capsys, record: dict[str, Any] | None, difference: str
 ) -> None:
     (run_dir / "checkpoints" / "step-4").mkdir()
-    (run_dir / "checkpoints" / "step-4" / "complete.json").touch()
+    marker = run_dir / "checkpoints" / "step-4" / "complete.json"
+    marker.write_text(json.dumps({"step": 4, "serial": 1, "files": {}}))
     output = tmp_path / "model"
     output.mkdir()
     (output / "x").touch()
@@ -383,6 +386,19 @@ def test_an_output_of_another_conversion_is_refused_before_the_launch(
         (output / "conversion.json").write_text(json.dumps({"made_of": record}))
     assert main(["convert", str(run_dir), "--output", str(output)]) == 2
     assert f"something else is there ({difference})" in capsys.readouterr().err
+    assert main(["convert", str(run_dir), "--output", str(marker)]) == 2
+    assert "something else is there (it has no conversion.json)" in capsys.readouterr().err
+    assert not Path(f"{run_dir}_conversion").exists()
+
+
+def test_an_unknown_task_is_refused_before_the_launch(run_dir: Path, capsys: Capsys) -> None:
+    pytest.importorskip("lm_eval")
+    (run_dir / "checkpoints" / "step-4").mkdir()
+    assert main(["evaluate", "gpt3_tiny", "--tasks", "hellaswg,arc_easy"]) == 2
+    error = capsys.readouterr().err
+    assert "evaluation.lm_eval.tasks='hellaswg': lm-eval has no such task" in error
+    assert "did you mean 'hellaswag'?" in error and "'arc_easy': " not in error
+    assert not Path(f"{run_dir}_evaluation").exists()
 
 
 @pytest.mark.parametrize("page", ["conversion", "evaluation"])

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
 from launcher.file_systems import mount_of
 from launcher.runs.trained import MarkedCheckpoint, marked_checkpoint, marked_checkpoints
-from slipway.common.files import read_json, read_text, whole
+from slipway.common.files import read_bytes, read_json, read_text, whole
 from slipway.common.node.checkpoints import MARKER, TRACKER
 from slipway.common.owners import why_untrusted
 
@@ -275,8 +279,9 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return None
     node, key = job.stage_config[job.stage], f"{job.stage}.source"
     source, path = node["source"], resolver.host(node["source"])
+    tasks = tuple(_unknown_tasks(resolver, node["lm_eval"])) if job.stage == "evaluation" else ()
     if path is None or resolver.is_created_later(path):
-        return ()
+        return tasks
     if not is_there(path):
         why, fix = "there is no such file or directory", nearest_files(path)
         return (resolver.missing(key, source, why, fix, at=path),)
@@ -293,14 +298,35 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return (resolver.missing(key, source, "no checkpoint in it"),)
     if job.stage == "evaluation":
         read = [saved for saved in marked if saved.step in requested] or _newest_at(path)
-        return tuple(_of_others(key, Values(job.stage_config), read))
+        return (*tasks, *_of_others(key, Values(job.stage_config), read))
     if job.engine == "nemo":  # whose job looks for NeMo's own checkpoints
         return ()
     if node["source_format"] == "auto" and not any(map(_WEIGHTS.search, _names(path))):
         fix = "a checkpoint of Slipway, Hugging Face, Megatron-LM, PyTorch DCP or DeepSpeed"
         return (resolver.missing(key, source, "no weights of a known format in it", fix),)
-    newest = marked[-1].step if marked else None
-    return tuple(_taken_output(resolver, node, newest if node["step"] is None else node["step"]))
+    chosen = [checkpoint for checkpoint in marked if node["step"] in (None, checkpoint.step)]
+    return tuple(_taken_output(resolver, node, chosen[-1] if chosen else None))
+
+
+_TASKS_SHOWN = 20
+_LIST_TASKS = "from lm_eval.tasks import TaskManager; print(*TaskManager().all_tasks, sep='\\n')"
+
+
+def _unknown_tasks(resolver: PathResolver, harness: Mapping[str, Any]) -> Iterator[MissingPath]:
+    """Yield the tasks that lm-eval lacks; the job looks if its own is another, or has tasks of the user's."""
+    is_ours = resolver.plan.job.payload.argv[0] == sys.executable and harness["include_path"] is None
+    package = find_spec("lm_eval") if is_ours and harness["tasks"] else None
+    names = {name for name in harness["tasks"] if not name.endswith((".yaml", ".yml"))}
+    for directory in (package and package.submodule_search_locations) or ():
+        # Most tasks have a file of their name; to know all names lm-eval reads 14,000 files.
+        if names.issubset(path.stem for path in Path(directory, "tasks").rglob("*.yaml")):
+            return
+        with suppress(OSError, subprocess.SubprocessError):
+            command = [sys.executable, "-c", _LIST_TASKS]
+            known = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split("\n")
+            for name in sorted(names.difference(known)) if len(known) > 1 else ():
+                fix = did_you_mean(name, known, _TASKS_SHOWN)
+                yield resolver.missing("evaluation.lm_eval.tasks", name, "lm-eval has no such task", fix)
 
 
 # Files by which slipway/trainer/conversion/sources.py knows the formats of weights.
@@ -316,17 +342,22 @@ def _names(directory: Path) -> Iterator[str]:
             yield from [entry.name for entry in path.iterdir()]
 
 
-def _taken_output(resolver: PathResolver, node: Mapping[str, Any], step: int | None) -> Iterator[MissingPath]:
+def _taken_output(
+    resolver: PathResolver, node: Mapping[str, Any], checkpoint: MarkedCheckpoint | None
+) -> Iterator[MissingPath]:
     """Yield an output that exists and is none of this conversion: it is not overwritten."""
-    value = str(node["output"])
-    if node["every"] or ("{step}" in value and step is None):
-        return
-    output = resolver.host(value.replace("{step}", str(step)))
-    if output is None or not output.is_dir() or not any(output.iterdir()):
-        return
+    value, asked = str(node["output"]), {key: node[key] for key in ("to", "dtype")}
+    if checkpoint is not None:
+        value, asked["step"] = value.replace("{step}", str(checkpoint.step)), checkpoint.step
+    output = resolver.host(value) if not node["every"] and "{step}" not in value else None
     try:
-        made_of = read_json(output / _RECORD)["made_of"]
-        differences = [f"{key}={made_of[key]}" for key in ("to", "dtype") if made_of[key] != node[key]]
+        if output is None or (output.is_dir() and not any(output.iterdir())) or not os.path.lexists(output):
+            return
+        if checkpoint is not None:
+            asked["checkpoint"] = f"{zlib.crc32(read_bytes(checkpoint.path / MARKER)):08x}"
+        made_of = dict(read_json(output / _RECORD)["made_of"])
+        # The record of an earlier version lacks some.
+        differences = [f"{key}={made_of[key]}" for key in asked if made_of.get(key, asked[key]) != asked[key]]
     except (OSError, ValueError, KeyError, TypeError):
         differences = [f"it has no {_RECORD}"]
     if differences:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import json
 import os
 import shlex
 import shutil
@@ -22,21 +23,24 @@ from launcher.checks.gathering.data import (
     tokenizer_files,
 )
 from launcher.checks.gathering.images import fetched_at_once, missing_image
-from launcher.checks.gathering.path_resolver import PathResolver, is_there, is_visible
+from launcher.checks.gathering.path_resolver import PathResolver, is_there, is_visible, opened
+from launcher.config.stage_schema import DataPreparationConfig
 from launcher.drafting import Draft
-from launcher.errors import explain_os_error, nearest_files
+from launcher.errors import did_you_mean, explain_os_error, nearest_files
 from launcher.estimates.values import full
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
 from launcher.plan import SOURCES_WITHOUT_PATH, Mount, Plan
 from launcher.releases import megatron_lm
 from launcher.stages.command import STAGE as COMMAND
-from launcher.stages.data_preparation import directory_of, local_inputs
+from launcher.stages.data_preparation import directory_of, entries, local_inputs
 
 _KEYS = {"nemo": "nemo_path", "megatron_lm": "megatron_lm_path"}
 # Where the job looks for Megatron-LM's script of a type of model: those of templates/megatron_lm.py.
 MEGATRON_LM_PLACES = ("pretrain_{0}.py", "examples/{0}/pretrain_{0}.py")
 # Directories that each machine has of its own, as a rule installed alike.
 _INSTALLED = ("/bin/", "/opt/", "/usr/")
+_AS_LINES = ("auto", "jsonl")
+_LONGEST_LINE = 1 << 24  # of a document that is read to see its keys
 
 
 def path_facts(draft: Draft) -> PathFacts:
@@ -168,6 +172,7 @@ def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         if why is not None:
             fix = nearest_files(place)
             lost.append(resolver.missing(f"{node}.inputs", str(path), why, fix, at=place))
+    lost += _wrong_text_key(resolver, preparation) if not lost else []
     file = preparation.tokenizer.file
     if file is not None and not file.is_file():
         key, why, fix = f"{node}.tokenizer.file", "there is no such file", nearest_files(file)
@@ -179,6 +184,27 @@ def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         why = f"it has {there.name} and no {missing.name}, and both make a tokenizer"
         lost.append(resolver.missing(f"{node}.tokenizer_dir", str(there.parent), why))
     return tuple(lost)
+
+
+def _wrong_text_key(resolver: PathResolver, preparation: DataPreparationConfig) -> list[MissingPath]:
+    """Look for the key of the text in the first document, where that is a line of a local JSONL file."""
+    entry, path = next(iter(entries(preparation)))
+    is_skipped = preparation.on_error == "skip" or (entry.format or preparation.format) not in _AS_LINES
+    if path is None or is_skipped:
+        return []
+    pattern = f"{glob.escape(str(path))}/{preparation.pattern}" if path.is_dir() else str(path)
+    name = str(path) if path.is_file() else next(glob.iglob(pattern, recursive=True), "")  # noqa: PTH207
+    key = entry.text_key or preparation.text_key
+    try:
+        with opened(Path(name)) as stream:
+            record = json.loads(stream.readline(_LONGEST_LINE)) if name.endswith(".jsonl") else None
+    except (OSError, ValueError):
+        return []  # the job says what is wrong with it
+    if not isinstance(record, dict) or key in record:
+        return []
+    why = f"the first document of {name} has no such key"
+    fix = did_you_mean(key, [word for word, value in record.items() if isinstance(value, str)])
+    return [resolver.missing("data_preparation.text_key", key, why, fix, at=path)]
 
 
 def _why_no_source(path: Path, place: Path) -> str | None:

@@ -67,7 +67,7 @@ FIRST = (
         "stop",
         _CODE + r"state=(CANCELLED|REVOKED) |" + _ENDED_BY_SLURM + "None preempted=(None|-) requeue=[0-] ",
         "somebody cancelled it",
-        "slipway resume goes on from its newest checkpoint",
+        "slipway resume launches it again; a training goes on from its newest checkpoint",
     ),
     FailureRule(
         "mistake",
@@ -335,7 +335,7 @@ LAST = (
         "stop",
         _ENDED_AT + r"\*\*\*$",
         "somebody cancelled it",
-        "slipway resume goes on from its newest checkpoint",
+        "slipway resume launches it again; a training goes on from its newest checkpoint",
     ),
     FailureRule(
         "lost",

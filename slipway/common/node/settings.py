@@ -23,6 +23,9 @@ EXIT_INTERRUPTED = 75
 # The oldest Python that it runs with; `__main__` has it too, for it is read by older ones.
 OLDEST_PYTHON = (3, 6, 2)
 
+# The lock of a run whose jobs take turns without Slurm; who holds it writes its job into it.
+TURN = ".singleton"
+
 
 class ChainSettings(NamedTuple):
     """The chain that the jobs of a launch are links of.

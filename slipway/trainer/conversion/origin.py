@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slipway.arithmetic.parameters import padded_vocabulary
 from slipway.common.errors import UserError
+from slipway.common.files import open_regular
 from slipway.trainer.checkpoint.description import (
     Description,
     Precision,
@@ -18,6 +21,7 @@ from slipway.trainer.checkpoint.files import read_mapping
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.config.load import flatten, load_yaml
 from slipway.trainer.conversion.spec import Conversion
+from slipway.trainer.report.metrics import FILE_NAME as METRICS
 
 _T5 = "model.mcore_t5"
 # The overrides that a model card shows.
@@ -83,7 +87,7 @@ def provenance(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]
         "data": marker.data,
     }
     try:
-        content = read_mapping(_last_launch(directory))
+        content = read_mapping(_launch_of(directory, checkpoint.path.name) / "launcher.json")
         known["run"] = known["run"] or content["run"]
         known |= {name: content.get(name) for name in ("git_commit", "git_dirty")}
         known["versions"] = content.get("packages")
@@ -95,6 +99,18 @@ def provenance(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]
     return known
 
 
-def _last_launch(directory: Path) -> Path:
+def _launch_of(directory: Path, name: str) -> Path:
+    """Return the launch of a run that wrote a checkpoint of this name last; the only one without a look."""
     launches = [path for path in (directory / "launches").iterdir() if path.name.isdigit()]
-    return max(launches, key=lambda path: int(path.name), default=directory) / "launcher.json"
+    if len(launches) == 1:
+        return launches[0]
+    launches.sort(key=lambda path: int(path.name), reverse=True)
+    return next((path for path in launches if _has_saved(path / "results" / METRICS, name)), directory)
+
+
+def _has_saved(metrics: Path, name: str) -> bool:
+    """Return True if the events of a launch tell of a checkpoint of this name."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError), open_regular(metrics) as lines:
+        events = (json.loads(line) for line in lines if b'"kind": "checkpoint"' in line)
+        return any(Path(event["path"]).name == name for event in events)
+    return False
