@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -83,11 +83,12 @@ class End:
 
 
 Event = Start | HeldOut | Train | Validation | End
+Loads = Callable[[str], Any]
 
 
-def parse_event(line: str) -> Event | None:
+def parse_event(line: str, loads: Loads = json.loads) -> Event | None:
     """Parse one line; return ``None`` for an unknown kind of event, and for a line that is no event."""
-    content = _json_object(line)
+    content = _json_object(line, loads)
     try:
         return _event(content) if content else None
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -116,13 +117,25 @@ def _event(content: Mapping[str, Any]) -> Event | None:
     return Start(time, step, *(whole(content.get(field.name), 0) for field in fields(Start)[2:]))
 
 
-def _json_object(line: str) -> Mapping[str, Any] | None:
+@cache
+def _fast_loads() -> Loads:
+    try:
+        from orjson import loads  # six times as fast, and imported in 40 ms
+    except ImportError:
+        return json.loads
+    return loads
+
+
+def _json_object(line: str, loads: Loads) -> Mapping[str, Any] | None:
+    with contextlib.suppress(ValueError, RecursionError):  # NaN, which only Python's json reads, or half a line
+        content = loads(line)
+        return content if isinstance(content, dict) else None
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
         # A trainer that was killed while writing leaves half a line; the next one appends to it.
         rest = line.rfind('{"kind"')
-        return _json_object(line[rest:]) if rest > 0 else None
+        return _json_object(line[rest:], json.loads) if rest > 0 else None
     return content if isinstance(content, dict) else None
 
 
@@ -137,7 +150,7 @@ class EventReader:
     def stream(self) -> Iterator[Event]:
         """Yield the new events, oldest first; those of a long training may not fit into memory."""
         for line in self._lines():
-            yield from parse_events(line)
+            yield from parse_events(line, _fast_loads())
 
     def newest(self, steps: int) -> list[Event]:
         """Return the new events, with the first step after each start and the last `steps` steps only."""
@@ -186,10 +199,10 @@ def _read_late(lines: Iterable[bytes]) -> Iterator[Event | bytes]:
         yield from [line] if is_step else parse_events(line)
 
 
-def parse_events(content: bytes) -> list[Event]:
+def parse_events(content: bytes, loads: Loads = json.loads) -> list[Event]:
     """Parse lines, skipping those that are no known event."""
     lines = content.decode("utf-8", errors="replace").splitlines()
-    return [event for event in map(parse_event, lines) if event]
+    return [event for line in lines if (event := parse_event(line, loads))]
 
 
 # Enough for a trainer's start and its first step, and for the newest thirty steps.
