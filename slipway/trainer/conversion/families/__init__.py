@@ -15,13 +15,16 @@ from slipway.trainer.conversion.config_options import CONFIG, stated, token_ids,
 from slipway.trainer.conversion.families.family import Family
 from slipway.trainer.conversion.families.gpt2 import GPT2
 from slipway.trainer.conversion.families.llama import LLAMA
+from slipway.trainer.conversion.families.mistral import MISTRAL
 from slipway.trainer.conversion.families.qwen2 import QWEN2
 from slipway.trainer.conversion.families.stablelm import STABLELM
 from slipway.trainer.conversion.families.t5 import T5
 from slipway.trainer.conversion.weight_map import NO_HEAD_BIAS, Row
 from slipway.trainer.data.vocabulary import Vocabulary
 
-FAMILIES: Mapping[str, Family] = {family.name: family for family in (GPT2, LLAMA, QWEN2, STABLELM, T5)}
+FAMILIES: Mapping[str, Family] = {
+    family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, STABLELM, T5)
+}
 # The keys of special tokens.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
