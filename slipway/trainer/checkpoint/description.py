@@ -51,8 +51,9 @@ class Description:
     checksums
         Those of the tokenizer's files, by path; none for mock data.
     imported
-        What an imported model's files say of its special tokens (``tokens``, by their keys of
-        ``config.json``) and of writing text (``generation``, the content of ``generation_config.json``).
+        What an imported model's files say of its family (``family``, their ``model_type``), of its special
+        tokens (``tokens``, by their keys of ``config.json``) and of writing text (``generation``, the content
+        of ``generation_config.json``).
     """
 
     decoder: Architecture

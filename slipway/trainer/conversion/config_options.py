@@ -7,7 +7,7 @@ programs read as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,11 +92,14 @@ class Option(ConfigKey):
     check
         Checks a value, whose key it names in the message, and returns it.
     default
-        That of transformers, or a function of the fields that were read before; None for a required key.
+        That of transformers, or a function of the fields that were read before; None for a required key, or
+        where null is the only value that our models have.
     names
         Their names of our values.
     unread
         A value of ours that is written, and never read.
+    missing
+        Transformers' value where a file lacks the key, if null means another one.
     """
 
     key: str
@@ -105,18 +108,21 @@ class Option(ConfigKey):
     default: Any = None
     names: Mapping[str, str] | None = None
     unread: str | None = None
+    missing: Any = None
 
     def read(self, config: Values, fields: Values) -> dict[str, Any]:
         default = self._default(fields)
         value = config.get(self.key, default)
-        if value is None:
-            raise UserError(f"{CONFIG} lacks {self.key}")
         if self.field is None:
             if value != default:
+                expected = "null" if default is None else default
+                note = " (also where the file lacks the key)" if value == self.missing else ""
                 raise UserError(
-                    f"{CONFIG}: {self.key}={value}: our models have no such option; expected {default}"
+                    f"{CONFIG}: {self.key}={value}{note}: our models have no such option; expected {expected}"
                 )
             return {}
+        if value is None:
+            raise UserError(f"{CONFIG} lacks {self.key}")
         if self.names is not None:
             value = self._our_name(str(value), self.names)
         return {self.field: self.check(self.key, value)}
@@ -140,6 +146,12 @@ class Option(ConfigKey):
             valid = ", ".join([*known, *(word for word, name in _SYNONYMS.items() if name in known)])
             raise UserError(f"{CONFIG}: {self.key}={value}: our models lack it; expected one of {valid}")
         return name
+
+
+def stated(config: Values, keys: Iterable[ConfigKey]) -> dict[str, Any]:
+    """Return a configuration without nulls, and with the values that transformers gives to missing keys."""
+    missing = {key.key: key.missing for key in keys if isinstance(key, Option)}
+    return {key: value for key, value in {**missing, **config}.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def model_card(
 ) -> str:
     """Return the model card: what the model is, how it is loaded, and where it comes from."""
     shape = description.decoder
-    family = family_of(shape, description.encoder)
+    family = family_of(description)
     is_t5, run = description.encoder is not None, provenance.get("run") or "a model"
     kind = "AutoModelForSeq2SeqLM" if is_t5 else "AutoModelForCausalLM"
     tags = ["---", "library_name: transformers", f"pipeline_tag: {_PIPELINES[is_t5]}", "---", ""]

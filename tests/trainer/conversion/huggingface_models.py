@@ -35,6 +35,12 @@ def llama(size: int, rope: dict[str, Any], **changes: Any) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=size, **{**plain, **changes}))
 
 
+def mistral(size: int, **changes: Any) -> Any:
+    model = llama(size, {"rope_type": "default", "rope_theta": 5000.0}, **changes)
+    options = {**model.config.to_dict(), "model_type": "mistral", "sliding_window": None}
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**options))
+
+
 def qwen2(size: int, **changes: Any) -> Any:
     model = llama(size, {"rope_type": "default", "rope_theta": 1e6}, **changes)
     config = transformers.Qwen2Config(**{**model.config.to_dict(), "model_type": "qwen2"})
@@ -101,6 +107,7 @@ def models(size: int) -> dict[str, tuple[Any, float]]:
         "gpt3": (gpt(size, **sizes, layer_norm_epsilon=EPSILON, tie_word_embeddings=False), 0.3),
         "llama2": (llama(size, plain), 0.3),
         "llama3_1": (llama(size, SCALED, head_dim=64), 0.3),
+        "mistral": (mistral(size, head_dim=16), 0.3),
         "qwen2": (qwen2(size), 0.3),
         "qwen2_tied": (qwen2(size, tie_word_embeddings=True), 0.3),
         "stablelm": (stablelm(size), 0.3),

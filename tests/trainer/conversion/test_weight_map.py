@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,6 +147,35 @@ def test_a_trained_bias_of_the_head_is_refused() -> None:
 def test_options_that_hugging_face_lacks_are_refused(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(UserError, match=f"{re.escape(key)}: .*; expected"):
         list(rows_of(description(changes)))
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True: .*; expected False"),
+        ("mistral", {"sliding_window": 8}, "sliding_window=8: .*; expected null"),
+        ("mistral", {}, r"sliding_window=4096 \(also where the file lacks the key\): .*; expected null"),
+        ("mistral", {"sliding_window": None, "hidden_size": None}, "config.json lacks hidden_size"),
+    ],
+)
+def test_options_that_our_models_lack_are_refused(family: str, options: dict[str, Any], message: str) -> None:
+    config = config_of(description(QWEN2), "float32") | {"model_type": family}
+    with pytest.raises(UserError, match=message):
+        description_of({**config, **options}, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, "mistral"), ({"attention_bias": True, "mlp_bias": True}, "llama")],
+)
+def test_an_imported_model_keeps_a_family_that_computes_what_it_does(
+    options: dict[str, Any], expected: str
+) -> None:
+    config = {**config_of(description(FAMILIES["llama"]), "float32"), "sliding_window": None, **options}
+    model = description_of(config, True)
+    assert config_of(model, "float32")["model_type"] == "llama"
+    own = replace(model, imported={"family": "mistral"})
+    assert config_of(description_from_json(own.to_json(), "it"), "float32")["model_type"] == expected
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

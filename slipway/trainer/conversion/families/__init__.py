@@ -11,34 +11,42 @@ from typing import Any
 from slipway.common.errors import UserError, suggest
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.config.architecture import Architecture
-from slipway.trainer.conversion.config_options import CONFIG, token_ids, whole
+from slipway.trainer.conversion.config_options import CONFIG, stated, token_ids, whole
 from slipway.trainer.conversion.families.family import Family
 from slipway.trainer.conversion.families.gpt2 import GPT2
 from slipway.trainer.conversion.families.llama import LLAMA
+from slipway.trainer.conversion.families.mistral import MISTRAL
 from slipway.trainer.conversion.families.qwen2 import QWEN2
 from slipway.trainer.conversion.families.stablelm import STABLELM
 from slipway.trainer.conversion.families.t5 import T5
 from slipway.trainer.conversion.weight_map import NO_HEAD_BIAS, Row
 from slipway.trainer.data.vocabulary import Vocabulary
 
-FAMILIES: Mapping[str, Family] = {family.name: family for family in (GPT2, LLAMA, QWEN2, STABLELM, T5)}
+FAMILIES: Mapping[str, Family] = {
+    family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, STABLELM, T5)
+}
 # The keys of special tokens.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
-def family_of(decoder: Architecture, encoder: Architecture | None) -> Family:
-    """Return the family whose models compute what a decoder and an encoder do.
+def family_of(description: Description) -> Family:
+    """Return the family whose models compute what a model does: an imported one's own, as long as it does.
 
     Raises
     ------
     UserError
         Naming the key that the nearest family lacks, and what would have been valid.
     """
+    return _nearest(description.decoder, description.encoder, description.imported.get("family"))
+
+
+def _nearest(decoder: Architecture, encoder: Architecture | None, own: str | None = None) -> Family:
+    """Return the nearest family; among equally near ones `own`, or the first."""
     candidates = [
         family for family in FAMILIES.values() if family.is_encoder_decoder == (encoder is not None)
     ]
     mismatches = {family.name: list(family.mismatches(decoder, encoder)) for family in candidates}
-    family = min(candidates, key=lambda family: len(mismatches[family.name]))
+    family = min(candidates, key=lambda family: (len(mismatches[family.name]), family.name != own))
     for key, value, expected in mismatches[family.name]:
         raise UserError(
             f"{key}={value}: Hugging Face has no model of this kind with that; expected {expected}"
@@ -48,14 +56,14 @@ def family_of(decoder: Architecture, encoder: Architecture | None) -> Family:
 
 def check_trained(decoder: Architecture, encoder: Architecture | None) -> None:
     """Raise UserError if the model that a training with these stacks will have cannot be converted."""
-    family_of(decoder, encoder)
+    _nearest(decoder, encoder)
     if decoder.head_bias:
         raise UserError(f"model.tokens_head_bias=True: {NO_HEAD_BIAS}")
 
 
 def rows_of(description: Description) -> Iterator[Row]:
     """Yield the rows of a model; raise UserError naming the key that Hugging Face's models lack."""
-    yield from family_of(description.decoder, description.encoder).rows(description)
+    yield from family_of(description).rows(description)
 
 
 def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
@@ -77,8 +85,8 @@ def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
     if name not in FAMILIES:
         valid = ", ".join(FAMILIES)
         raise UserError(f"{CONFIG}: model_type={name}: expected one of {valid}{suggest(name, FAMILIES)}")
-    stated = {key: value for key, value in config.items() if value is not None}
-    decoder, encoder = FAMILIES[name].read(stated, has_head)
+    family = FAMILIES[name]
+    decoder, encoder = family.read(stated(config, family.options), has_head)
     size, ends = whole("vocab_size", config.get("vocab_size")), token_ids(config, "eos_token_id")
     padding = _token(config, "pad_token_id")
     start = _token(config, "decoder_start_token_id" if encoder else "bos_token_id")
@@ -87,7 +95,7 @@ def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
     # The vocabulary of a test may be smaller than the ids of published special tokens.
     words = Vocabulary(size, ends[0] if ends else size - 1, CONFIG, start, padding)
     tokens = {key: config[key] for key in _TOKENS if key in config}
-    return Description(decoder, encoder, words, size, "fp32", imported={"tokens": tokens})
+    return Description(decoder, encoder, words, size, "fp32", imported={"family": name, "tokens": tokens})
 
 
 def _token(config: Mapping[str, Any], key: str) -> int | None:
@@ -109,7 +117,7 @@ def config_of(description: Description, dtype: str) -> dict[str, Any]:
         Naming the key that no family of Hugging Face's has.
     """
     decoder, encoder = description.decoder, description.encoder
-    family = family_of(decoder, encoder)
+    family = family_of(description)
     return {
         "architectures": [family.model_class],
         "model_type": family.name,
