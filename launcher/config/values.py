@@ -230,7 +230,7 @@ _EXPECTED = {
     "int_": "a whole number",
     "float_": "a number",
     "bool_": "true or false",
-    "string_type": "text; a number needs quotes",
+    "string_type": "text",
     "list_": "a list, such as [a, b]",
     "dict_": _KEYS,
     "model_": _KEYS,
@@ -287,6 +287,8 @@ def _told(detail: Any) -> str:
         return str(context["error"])
     if detail["type"] == "string_unicode":
         return "not valid UTF-8"
+    if detail["type"] == "string_type" and isinstance(detail["input"], (int, float)):
+        return "expected text; a number needs quotes"
     for beginning, words in _EXPECTED.items():
         if detail["type"].startswith(beginning):
             return f"expected {words.format_map(context)}"
