@@ -18,7 +18,8 @@ from launcher.slurm.notations import parse_time_limit
 from launcher.slurm.queue_flags import Line as Line
 from launcher.slurm.queue_flags import Option as Option
 from launcher.slurm.queue_flags import Text as Text
-from launcher.slurm.queue_flags import as_text
+from launcher.slurm.queue_flags import Whole as Whole
+from launcher.slurm.queue_flags import as_text, as_whole
 from launcher.slurm.sbatch_options import check_array, checked_name, checked_plugin_name, key_hint
 from slipway.common.sections import one_line
 
@@ -109,12 +110,6 @@ def _with_array(flags: dict[str, bool | str | None]) -> dict[str, bool | str | N
     return flags
 
 
-def _whole(value: Any) -> Any:
-    if isinstance(value, (bool, float)):  # Python takes true for 1
-        raise ValueError("expected a whole number")
-    return value
-
-
 def _seconds_or_auto(value: Any) -> Any:
     if value == "auto" or (type(value) is int and 1 <= value <= _LONGEST_WARNING):
         return value
@@ -167,7 +162,7 @@ def _gpu_count(value: Any) -> Any:
         raise ValueError(
             f"expected a whole number; cluster.gres=gpu:{value} and cluster.gpu_request=gres ask for a type"
         )
-    return _whole(value)
+    return as_whole(value)
 
 
 def _positive(value: float) -> float:
@@ -192,7 +187,6 @@ def _if_percent(value: float) -> str:
     return f"; did you mean {value / 100:g}?" if 1 <= value <= 100 else ""
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
 LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 Arguments = Annotated[list[Line], BeforeValidator(_arguments)]
 Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]
@@ -230,7 +224,7 @@ _EXPECTED = {
     "int_": "a whole number",
     "float_": "a number",
     "bool_": "true or false",
-    "string_type": "text; a number needs quotes",
+    "string_type": "text",
     "list_": "a list, such as [a, b]",
     "dict_": _KEYS,
     "model_": _KEYS,
@@ -287,6 +281,8 @@ def _told(detail: Any) -> str:
         return str(context["error"])
     if detail["type"] == "string_unicode":
         return "not valid UTF-8"
+    if detail["type"] == "string_type" and isinstance(detail["input"], (int, float)):
+        return "expected text; a number needs quotes"
     for beginning, words in _EXPECTED.items():
         if detail["type"].startswith(beginning):
             return f"expected {words.format_map(context)}"

@@ -24,9 +24,8 @@ from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
 from launcher.runs.provenance import new_tag
 from launcher.slurm.commands import WITHOUT_SLURM, error_text
+from launcher.slurm.queue_flags import CHOOSING_NODES
 
-# The flags that select a launch's nodes, so that the same nodes are examined.
-_CHOOSING_NODES = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
 _MINUTES = 5
 _MEMORY = "500M"  # where memory is shared out, the default may be all that a node has
 _ENDING_SECONDS = 15.0
@@ -182,7 +181,8 @@ def srun_command(plan: Plan, nodes: int | Sequence[str], name: str, minutes: int
     if plan.scheduler == "allocation":
         # Other steps may run, such as the user's shell; srun takes no --exclusive beside it.
         return [*command, "--overlap", *([f"--nodelist={chosen}"] if chosen else [])]
-    values = {flag: getattr(plan.job.queue, flag) for flag in _CHOOSING_NODES}
+    # So that the launch's own nodes are examined.
+    values = {flag: getattr(plan.job.queue, flag) for flag in CHOOSING_NODES}
     values["nodelist"] = chosen or values["nodelist"]
     command += [f"--{flag}={value}" for flag, value in values.items() if value is not None]
     resources = plan.job.resources

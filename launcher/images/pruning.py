@@ -24,6 +24,7 @@ from launcher.jobs.status import poll
 from launcher.runs.known_trees import why_not_remembered
 from launcher.slurm.commands import Unreachable, ask, error_text, run
 from launcher.slurm.environment import clean_environment
+from launcher.slurm.queue_flags import ADMITTING
 from launcher.slurm.states import State
 
 _DAY_SECONDS = 86400
@@ -285,7 +286,7 @@ def _run_step(cluster: ClusterConfig, node: str, names: Sequence[str]) -> list[N
     command = ["srun", "--job-name=slipway-containers", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
     command += ["--cpus-per-task=1", "--mem=100M", f"--time={_MINUTES}", f"--immediate={_WAIT_SECONDS}"]
     command += ["--chdir=/", "--mpi=none", "--quiet"]
-    for flag in ("partition", "account", "qos", "reservation"):
+    for flag in ADMITTING:
         value = getattr(cluster, flag)
         command += [f"--{flag}={value}"] * (value is not None)
     environment = clean_environment(cluster.slurm_conf)

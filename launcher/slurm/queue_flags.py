@@ -21,6 +21,13 @@ def as_text(value: Any) -> Any:
     return value
 
 
+def as_whole(value: Any) -> Any:
+    """Refuse true and false, which Python takes for 1 and 0, and a number with a point."""
+    if isinstance(value, (bool, float)):
+        raise ValueError("expected a whole number")
+    return value
+
+
 def _joined(value: Any) -> Any:
     # Hydra takes a list on the command line more easily than a text with commas.
     if isinstance(value, list):
@@ -39,6 +46,7 @@ Line = Annotated[str, AfterValidator(one_line)]
 Text = Annotated[Line, BeforeValidator(as_text)]
 Option = Annotated[Text | None, AfterValidator(_not_empty)]
 Words = Annotated[Line | None, BeforeValidator(_joined), AfterValidator(_not_empty)]
+Whole = Annotated[int, BeforeValidator(as_whole)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,3 +73,9 @@ class QueueFlags:
     mail_type: Words = None
     mail_user: Option = None
     comment: Text | None = None
+
+
+# A site may refuse any job without these.
+ADMITTING = ("partition", "account", "qos", "reservation")
+# These select the nodes of a job.
+CHOOSING_NODES = (*ADMITTING, "constraint", "nodelist", "exclude")

@@ -65,10 +65,15 @@ def checked_name(name: str) -> str:
     if flag in SET_BY:
         raise ValueError(f"--{flag} is set by {SET_BY[flag]}")
     if flag not in FREE:
-        near = "".join(f"did you mean {name!r}? " for name in nearest(flag, FREE))
+        valid = FREE | SET_BY.keys()
+        near = "".join(f"did you mean {_with_key(option)}? " for option in nearest(flag, valid))
         plugin = f"one of a site's plugin: cluster.spank.{name}=..."
         raise ValueError(f"sbatch has no option --{flag} of its own; {near}{plugin}")
     return flag
+
+
+def _with_key(flag: str) -> str:
+    return f"--{flag}, which is set by {SET_BY[flag]}" if flag in SET_BY else repr(flag)
 
 
 def checked_plugin_name(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -230,7 +230,8 @@ def test_a_mounts_target_is_a_whole_path(mount: str) -> None:
 
 
 def test_each_row_of_the_queue_is_a_key_with_a_line_in_the_header() -> None:
-    rows = {field.name: "x" for field in fields(QueueFlags) if field.name != "requeue"}
+    types = {name: get_args(hint) for name, hint in get_type_hints(QueueFlags).items()}
+    rows = {name: 1 if int in kinds else "x" for name, kinds in types.items() if bool not in kinds}
     overrides = [f"cluster.{name}={value}" for name, value in rows.items()]
     lines = header_lines(plan_launch(compose(overrides).config, number=1, tag="x"))
     assert {f"--{name.replace('_', '-')}={value}" for name, value in rows.items()} < {*map(str, lines)}

@@ -141,6 +141,7 @@ MISTAKES = [
     (["cluster.sbatch.partition=x"], ["--partition is set by cluster.partition"]),
     (["cluster.sbatch.ntasks_per_node=8"], ["--ntasks-per-node is set by training.trainer.num_nodes"]),
     (["cluster.sbatch.spread_jobs=true"], ["no option --spread-jobs", "did you mean 'spread-job'"]),
+    (["cluster.sbatch.comemnt=x"], ["did you mean --comment, which is set by cluster.comment?"]),
     (["cluster.sbatch.wrap=x"], ["--wrap is set by the launcher"]),
     (["cluster.sbatch.nice=[1]"], ["cluster.sbatch.nice=[1]: expected text, a number, or true"]),
     (["cluster.sbatch=spread"], ["cluster.sbatch='spread'"]),

@@ -118,7 +118,7 @@ COMPOSING: Rows = [
         ["cluster.exclusive='maybe': expected true or false", "from the command line"],
     ),
     (["cluster.exclusive=null"], ["cluster.exclusive=null: expected true or false"]),
-    (["cluster.mem=[1]"], ["cluster.mem=[1]: expected text"]),
+    (["cluster.mem=[1]"], ["cluster.mem=[1]: expected text\n"]),
     (["cluster.mem={a: 1}"], ["cluster.mem={a: 1}: expected text"]),
     (["training.run.time_limit=1.5"], ["training.run.time_limit='1.5': not a time limit"]),
     (["container_mounts=/a"], ["container_mounts='/a': expected a list, such as [a, b]"]),
