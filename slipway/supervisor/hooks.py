@@ -11,12 +11,14 @@ import select
 import signal
 import sys
 import time
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import Any, Callable, List, NamedTuple, Optional, Set
 
 from slipway.supervisor.job import Job, print_traceback
 from slipway.supervisor.tasks import Signals, leave_to_end, reap
 
 _CHUNK, _LONGEST_ANSWER = 1 << 16, 1 << 20
+# Bytes that any pipe holds.
+_PIPE = 1 << 12
 
 
 class Verdict(NamedTuple):
@@ -66,12 +68,23 @@ class Hook(NamedTuple):
 
 
 class _Call:
-    """One call of a hook, in a process of its own."""
+    """One call of a hook, in a process of its own.
 
-    def __init__(self, hook: Hook, job: Job, signals: Signals) -> None:
-        self._hook = hook
+    Attributes
+    ----------
+    is_quiet
+        The call before failed: a hook that fails again and again says so once.
+    failed
+        It had no answer, or the hook could not take it.
+    """
+
+    def __init__(self, hook: Hook, job: Job, signals: Signals, is_quiet: bool = False) -> None:
+        self.hook = hook
+        self.is_quiet = is_quiet
+        self.failed = False
         self._job = job
         self._answer = b""
+        self._supervisor = os.getpid()
         self.verdict: Optional[Verdict] = None
         self.deadline = time.monotonic() + hook.budget
         with contextlib.suppress(OSError):  # a full disk
@@ -102,19 +115,35 @@ class _Call:
             return True
         if time.monotonic() < self.deadline:
             return False
-        self._fail(f"no answer within {self._hook.budget:g} seconds")
+        self._fail(f"no answer within {self.hook.budget:g} seconds")
         return True
 
     def _fail(self, why: str) -> None:
         self.stop()
-        self._job.say(f"{self._hook.name}: {why}")
+        self._say_failure(why)
+
+    def _say_failure(self, why: str, with_traceback: bool = False) -> None:
+        self.failed = True
+        if not self.is_quiet:
+            self._job.say(f"{self.hook.name}: {why}")
+            if with_traceback:
+                print_traceback("  ")
 
     def _take(self) -> None:
         self.stop()
-        with self._job.best_effort(self._hook.name):
-            answer = json.loads(self._answer.decode("utf-8")) if self._answer else None
-            verdict = None if answer is None else self._hook.take(self._job, answer)
-            self.verdict = verdict if isinstance(verdict, Verdict) else None
+        if not self._answer:
+            self._say_failure("its process ended without an answer")
+            return
+        try:
+            answer = json.loads(self._answer.decode("utf-8"))
+            verdict = None if answer is None else self.hook.take(self._job, answer)
+        except (Exception, SystemExit) as error:
+            self._say_failure(repr(error), with_traceback=True)
+            return
+        if isinstance(verdict, Verdict) and all(isinstance(word, str) and word for word in verdict[:2]):
+            self.verdict = verdict
+        elif verdict is not None:
+            self._say_failure(f"{verdict!r:.200} is no verdict")
 
     def stop(self) -> None:
         """End the call without an answer."""
@@ -131,13 +160,14 @@ class _Call:
             os.setpgid(0, 0)
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the tasks' alone
             signals.release()
-            answer = self._hook.call(self._job)
-            if answer is not None:
-                with os.fdopen(there, "wb") as stream:
-                    stream.write(json.dumps(answer).encode("utf-8"))
+            answer = json.dumps(self.hook.call(self._job)).encode("utf-8")
+            for start in range(0, len(answer), _PIPE):
+                if start:  # it reads when a child's signal wakes it
+                    os.kill(self._supervisor, signal.SIGCHLD)
+                os.write(there, answer[start : start + _PIPE])
             code = 0
-        except BaseException:
-            print_traceback()
+        except BaseException as error:
+            self._say_failure(repr(error), with_traceback=True)
         finally:
             try:
                 sys.stdout.flush()
@@ -160,6 +190,7 @@ class Polling:
         self._signals = signals
         self._due = [(time.monotonic() + hook.every, hook) for hook in hooks]
         self._calls: List[_Call] = []
+        self._failing: Set[Hook] = set()
         self.verdict: Optional[Verdict] = None
 
     def poll(self) -> Optional[float]:
@@ -169,17 +200,19 @@ class Polling:
         """
         over = [call for call in self._calls if call.is_over()]
         self._calls = [call for call in self._calls if call not in over]
+        for call in over:
+            (self._failing.add if call.failed else self._failing.discard)(call.hook)
         self.verdict = self.verdict or next((call.verdict for call in over if call.verdict), None)
         now = time.monotonic()
         for index, (due, hook) in enumerate(self._due):
-            if due <= now and all(call._hook is not hook for call in self._calls):
+            if due <= now and all(call.hook is not hook for call in self._calls):
                 self._due[index] = (now + hook.every, hook)
                 try:
-                    self._calls.append(_Call(hook, self._job, self._signals))
+                    self._calls.append(_Call(hook, self._job, self._signals, hook in self._failing))
                 except OSError as error:
                     self._job.say(f"{hook.name}: {error}")
         moments = [call.deadline for call in self._calls]
-        moments += [due for due, hook in self._due if all(call._hook is not hook for call in self._calls)]
+        moments += [due for due, hook in self._due if all(call.hook is not hook for call in self._calls)]
         return min(moments) - time.monotonic() if moments else None
 
     def stop(self) -> None:

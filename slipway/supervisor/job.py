@@ -60,7 +60,7 @@ class Job(NamedTuple):
         except Exception as error:
             self.say(f"{failure}: {error!r}", sys.stderr)
             if not isinstance(error, (OSError, ImportError)):  # no bugs, but what is missing
-                print_traceback()
+                print_traceback("  ")
 
     def leave(self, name: str, fields: Dict[str, Any], sync: bool = True) -> None:
         """Leave a mark of this attempt, or say that it could not be left."""
@@ -80,9 +80,13 @@ class Unusable(Exception):
     """The job cannot begin: its message says why."""
 
 
-def print_traceback() -> None:
-    """Print the traceback of the error that is being handled, as far as that is possible."""
-    import traceback  # late: it takes long, and most jobs need none
+def print_traceback(indent: str = "") -> None:
+    """Print the traceback of the error that is being handled, as far as that is possible.
+
+    An indented one is not taken for the tasks' own word for their end.
+    """
+    import textwrap  # late: it takes long, and most jobs need none
+    import traceback
 
     with contextlib.suppress(OSError, ValueError):
-        traceback.print_exc()
+        sys.stderr.write(textwrap.indent(traceback.format_exc(), indent))

@@ -418,11 +418,14 @@ def _run(
 
 
 def _detectors(job: Job) -> List[hooks.Hook]:
-    """Return the hooks of the detectors; one that cannot begin is left out."""
+    """Return the hooks of the detectors; one that cannot begin, or returns no hook, is left out."""
     found: List[hooks.Hook] = []
     for detector in DETECTORS:
         with job.best_effort("a detector could not begin"):
-            found.append(detector(job))
+            hook = detector(job)
+            if not isinstance(hook, hooks.Hook):
+                raise TypeError(f"{detector.__name__} returned {hook!r}")
+            found.append(hook)
     return found
 
 

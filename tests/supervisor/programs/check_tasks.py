@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -200,6 +201,58 @@ class Hooks(WithSignals):
         self.call_once(self.hook(lambda job: "x" * (1 << 24)))
         self.assertEqual(self.answers, [])
         self.assertIn("the check: an answer of more than", self.log.getvalue())
+
+    def test_an_answer_larger_than_a_pipe_wakes_the_supervisor(self):
+        def take(job, answer):
+            return hooks.Verdict("long", str(len(answer)))
+
+        hook = hooks.Hook("the check", lambda job: "x" * (1 << 19), take, budget=30.0, every=0.1)
+        polling = hooks.Polling(self.job, self.signals, [hook])
+
+        def end():
+            return signal.SIGTERM if polling.verdict else None
+
+        self.assertEqual(run([task("exec sleep 9")], self.signals, {}, polling.poll, end), 143)
+        polling.stop()
+        self.assertEqual(polling.verdict, hooks.Verdict("long", str(1 << 19)))
+
+    def test_hook_that_fails_repeatedly_says_so_once(self):
+        def raises(job):
+            raise RuntimeError("a bug")
+
+        for call, take, said, traces in (
+            (raises, None, "its process ended without an answer", 1),
+            (lambda job: os._exit(9), None, "its process ended without an answer", 0),
+            (lambda job: 1, lambda job, answer: sys.exit("a bug"), "SystemExit('a bug'", 1),
+            (lambda job: 1, lambda job, answer: "stop", "'stop' is no verdict", 0),
+            (lambda job: 1, lambda job, answer: hooks.Verdict("a", None), "is no verdict", 0),
+        ):
+            calls = []
+            hook = hooks.Hook("the check", call, take, every=0.0)
+            polling = hooks.Polling(self.job, self.signals, [hook])
+            with self.subTest(said=said), tempfile.TemporaryFile("w+", 1) as errors:
+                with contextlib.redirect_stderr(errors):
+                    while len(calls) < 3:
+                        time.sleep(0.01)
+                        polling.poll()
+                        calls += [each for each in polling._calls if each not in calls]
+                    polling.stop()
+                self.assertEqual(self.log.getvalue().count(said), 1)
+                self.assertIsNone(polling.verdict)
+                errors.seek(0)
+                lines = errors.read().splitlines()
+                self.assertEqual(sum("Traceback" in line for line in lines), traces)
+                # One that is not indented would be taken for the tasks' error.
+                self.assertEqual([line for line in lines if not line.startswith("  ")], [])
+            self.log.seek(0)
+            self.log.truncate()
+
+    def test_detector_without_a_hook_is_left_out(self):
+        detectors = unittest.mock.patch.object(main, "DETECTORS", (lambda job: None,))
+        with detectors, contextlib.redirect_stderr(self.log):
+            code = run_tasks(self.job, ["bash", "-c", "exit 4"], self.signals)
+        self.assertEqual(code, 4)
+        self.assertIn("a detector could not begin: TypeError", self.log.getvalue())
 
     def test_a_verdict_ends_the_tasks_in_order(self):
         for scheduler, signal_to_save, words in (
