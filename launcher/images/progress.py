@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.filesize import decimal
-
 from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
@@ -39,6 +37,8 @@ class LineProgress(ImageProgress):
     """One line for each step and each note, for a pipe."""
 
     def step(self, name: str, total: int | None = None) -> None:
+        from rich.filesize import decimal  # `slipway check` imports this module, and needs no rich in a pipe
+
         size = f" ({decimal(total)})" if total else ""
         self.note(f"{name}{size} ...")
 
@@ -89,6 +89,7 @@ def show_progress(quiet: bool = False) -> Iterator[ImageProgress]:
 @contextmanager
 def show_bars(console: Console, clock: Callable[[], float] | None = None) -> Iterator[BarProgress]:
     """Yield bars on a terminal; tests give a clock of their own."""
+    from rich.filesize import decimal
     from rich.progress import (
         BarColumn,
         Progress,

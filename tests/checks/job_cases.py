@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.checks.facts import Change, Facts, HostFacts, Interpreter, PathFacts, SubmissionFacts
-from launcher.slurm.cluster import Partition
+from launcher.checks.findings import Severity
+from launcher.slurm.cluster import ClusterFacts, Partition
 from tests.checks.cases import (
     LIMIT,
     PREFIX,
@@ -29,6 +30,8 @@ from tests.checks.cases import (
 )
 from tests.checks.clusters import CLUSTER, GPU
 from tests.checks.plans import KNOWN
+
+WORKERS = "model.data.num_workers"
 
 # A plan without unusual requests is a good case of each of these.
 CLUSTER_CHECKS = (
@@ -430,6 +433,31 @@ JOB_CASES = [
         **cluster_request({"gpus_per_node": 16}),
     ),
     bad("cluster.cpus", {}, "can give 128 CPUs for 8 tasks", **cluster_request({"cpus_per_task": 16})),
+    # the workers that read data, on the processors of a node
+    warns(
+        "data.workers",
+        {WORKERS: 9},
+        "num_workers=9: 8 tasks per node start 72 workers; a node has 64 CPUs",
+        "training.model.data.num_workers=8 at most",
+        **cluster_request(),
+    ),
+    warns(
+        "data.workers",
+        {WORKERS: 2},
+        "8 tasks per node start 16 workers; cluster.cpus_per_task=1 gives them 8 CPUs",
+        plan={"resources": {"cpus_per_task": 1}},
+    ),
+    bad(
+        "data.workers",
+        {WORKERS: 9},
+        "for each worker that reads data (Slurm did not answer)",
+        severity=Severity.SKIPPED,
+        facts=replace(KNOWN, cluster=ClusterFacts(missing={"nodes": "Slurm did not answer"})),
+    ),
+    good("data.workers", {WORKERS: 8}, **cluster_request()),
+    good("data.workers", {WORKERS: 9}),
+    good("data.workers", {WORKERS: 9}, **cluster_request(partition="big")),  # its nodes are hidden
+    good("data.workers", {WORKERS: 9}, plan={"engine": "megatron", "resources": {"cpus_per_task": 1}}),
     bad("cluster.memory", {}, "can give 1048576M of memory", **cluster_request({"memory": "1T"})),
     bad("cluster.account", {}, "no jobs of account research", **closed_to("denied_accounts", "research")),
     bad("cluster.qos", {}, "takes no jobs of QOS normal", **closed_to("denied_qos", "normal")),

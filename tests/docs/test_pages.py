@@ -74,5 +74,6 @@ def test_outputs_are_those_of_the_commands(block: Block) -> None:
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
 def test_the_counts_of_checks_and_sizes_are_current(page: str, repository: Path) -> None:
     text = (repository / page).read_text()
-    assert re.findall(r"(\d+) checks(?:\]| before)", text) == [str(len(CHECKS))]
+    (tens,) = re.findall(r"[Oo]ver (\d+)0 checks(?:\]| before)", text)
+    assert int(tens) == (len(CHECKS) - 1) // 10, f"there are {len(CHECKS)} checks"
     assert re.findall(r"(\d+) model sizes\b", text) == [str(len(list_options("training")))]

@@ -6,18 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from launcher.checks.findings import Finding, error, warning
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Finding, check, error, not_checked, warning
 from launcher.checks.rules.cluster import PARTITION, ClusterRequest, NodeResources, cluster_check
 from launcher.checks.rules.resources import ELASTIC_NODES
 from launcher.errors import did_you_mean
 from launcher.estimates.parallelism import DEVICES, gpu_of
-from launcher.estimates.values import count, full
-from launcher.plan import Resources
-from launcher.slurm.cluster import Node, Partition
+from launcher.estimates.values import Values, count, full
+from launcher.plan import Plan, Resources
+from launcher.slurm.cluster import ClusterFacts, Node, Partition
 from launcher.slurm.notations import expand_hostlist, feature_names, has_features, is_plain
 
 # So many kinds of nodes, and names of nodes, are told.
 _KINDS = 6
+_CPUS, _WORKERS = "cluster.cpus_per_task", "model.data.num_workers"
+_WORKERS_FIT = "a node has a processor for each worker that reads data"
 
 
 def _has_gpus(node: Node, per_node: NodeResources) -> bool:
@@ -170,7 +173,7 @@ def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
 def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
     resources = request.resources
     what = f"{request.per_node.cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
-    setting: tuple[str, object] = ("cluster.cpus_per_task", resources.cpus_per_task)
+    setting: tuple[str, object] = (_CPUS, resources.cpus_per_task)
     if resources.cpus_per_task is None:
         setting = (DEVICES, resources.tasks_per_node)
     yield from _report_too_few(request, _has_cpus, lambda node: f"{node.cpus} CPUs", what, setting)
@@ -180,6 +183,39 @@ def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
 def memory_problems(request: ClusterRequest) -> Iterator[Finding]:
     what, setting = f"{request.per_node.memory}M of memory", ("cluster.mem", request.resources.memory)
     yield from _report_too_few(request, _has_memory, lambda node: f"{node.memory}M", what, setting)
+
+
+@check("data.workers", _WORKERS_FIT)
+def worker_problems(values: Values, plan: Plan, engine: str, facts: Facts) -> Iterator[Finding]:
+    """Find more workers that read data than the tasks of a node have CPUs.
+
+    NeMo (megatron_gpt_model.py, build_pretraining_data_loader): each task starts as many workers, which live
+    as long as the training. torch/utils/data/dataloader.py, check_worker_number_rationality: more workers
+    than CPUs may be slow, or freeze. Of several kinds of nodes the one with the most CPUs counts.
+    """
+    workers, cluster = values.whole(_WORKERS, 0, least=0), facts.cluster
+    tasks, each = plan.job.resources.tasks_per_node, plan.job.resources.cpus_per_task
+    if engine != "nemo" or not workers:
+        return
+    if each is None and cluster is not None:
+        why = cluster.missing.get("partitions") or cluster.missing.get("nodes")
+        if why is not None:
+            yield not_checked(_WORKERS_FIT, why)
+    most = _most_cpus(plan, cluster) if each is None else tasks * each
+    if most is not None and tasks * workers > most:
+        has = "a node has" if each is None else f"{_CPUS}={each} gives them"
+        started = f"{count(tasks, 'task')} per node start {count(tasks * workers, 'worker')}"
+        text = f"{started}; {has} {count(most, 'CPU')}"
+        also = (DEVICES,) if each is None else (_CPUS, DEVICES)
+        yield warning(_WORKERS, workers, text, f"{full(_WORKERS)}={most // tasks} at most", also)
+
+
+def _most_cpus(plan: Plan, cluster: ClusterFacts | None) -> int | None:
+    """Return the CPUs of the largest node that the job may get; None where not all of its nodes are known."""
+    offers = _offers(ClusterRequest(plan, cluster)) if cluster is not None else []
+    if any(offer.hidden for offer in offers):
+        return None
+    return max((node.cpus for offer in offers for node in offer.nodes), default=None)
 
 
 def _report_too_few(
@@ -241,4 +277,4 @@ def _most_nodes(partition: Partition) -> float:
     return float("inf") if partition.max_nodes is None else partition.max_nodes
 
 
-CHECKS = (node_problems, gpu_problems, cpu_problems, memory_problems)
+CHECKS = (node_problems, gpu_problems, cpu_problems, memory_problems, worker_problems)

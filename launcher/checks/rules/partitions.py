@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity, check, error
 from launcher.checks.rules import accounts, cluster_nodes
 from launcher.checks.rules.cluster import MAY_CHANGE, PARTITION, PARTITIONS, ClusterRequest
@@ -24,7 +25,8 @@ def _alone(plan: Plan, name: str) -> Plan:
 
 def _errors(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> list[Finding]:
     """Return why the cluster does not take the job of a plan."""
-    found = (finding for rule in _RULES for finding in rule(plan, cluster, array_tasks))
+    facts = Facts(cluster=cluster, array_tasks=array_tasks)
+    found = (finding for rule in _RULES for finding in rule.find(plan, facts))
     return [finding for finding in found if finding.severity is Severity.ERROR]
 
 
