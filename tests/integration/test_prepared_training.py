@@ -146,7 +146,7 @@ def test_sources_on_servers_become_tokens_that_a_model_learns_from(site: Site) -
     # A broken line: its task fails and is shown, whichever log was followed; nothing is merged.
     site.put(jsonl(random.Random(6), 40, broken=True))
     failure = site.slipway("data", "prepare", *prepare, check=2)
-    assert "error: s3://raw/crawl/part 1.jsonl.zst:" in failure.stdout
+    assert "error: s3://raw/crawl/part 1.jsonl.zst, byte " in failure.stdout
     assert "the end of the log of task 0, results/tokenize_mixed/launches/1/log-" in failure.stderr
     assert site.states(*parts[:2]) == ["COMPLETED", "FAILED"]
     (state,) = site.states(parts[2])

@@ -99,7 +99,7 @@ class PathResolver:
         is mounted here lacks the directories too that are not in it.
         """
         if self.nodes_are_here or is_there(path):
-            return True
+            return is_visible(path)
         mount = mount_of(path)
         is_mounted = mount is not None and mount.point != Path("/") and mount.kind != "autofs"
         return is_shared(path) and (is_mounted or is_visible(path))
