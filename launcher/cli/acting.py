@@ -42,7 +42,7 @@ def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
     refs = find_all(args.runs, args.base_results_dir)
     if args.launch is not None:
         if len(refs) > 1:
-            raise UserError(f"--launch {args.launch}: of which run? {len(refs)} are named")
+            raise UserError(f"--launch {args.launch}: name one run; {len(refs)} are named")
         refs = [RunRef(ref.run_dir, args.launch) for ref in refs]
     return in_order(named_statuses(refs))
 
@@ -280,7 +280,7 @@ def _wait(outcomes: list[Outcome], quiet: bool) -> list[Outcome]:
 # --- attach
 
 _ATTACH = """\
-Open a shell beside a rank of a running job: on its node, in its container if it has one (named or not, but
+Open a shell next to a rank of a running job: on its node, in its container if it has one (named or not, but
 not Apptainer's), in its working directory and with its environment (RANK, MASTER_ADDR,
 CUDA_VISIBLE_DEVICES, ...). It is a step of the job, and shares its nodes and GPUs with the training. Exiting
 the shell does not end the job; the shell ends with the job. The command line goes to stderr first. An Enroot

@@ -24,7 +24,7 @@ _STYLES = {"taken over": "green", "changed": "yellow", "left out": "magenta"}
 
 _HELP = """\
 Make a configuration tree of a NeMo Megatron launcher's: its root, clusters and model sizes. Values, image and
-script of each size stay what they were; what changed or was left out is printed, and is in ADOPTED.md.
+script of each size stay the same; changed and left-out keys are printed, and listed in ADOPTED.md.
 
 examples:
   slipway adopt ~/NeMo-Framework-Launcher/launcher_scripts/conf
@@ -88,9 +88,9 @@ def write_adopted(directory: Path, output: Path) -> Adoption:
     return adoption
 
 
-# What differs in every script, whatever the tree says.
+# Differences that every script has.
 _DIFFERENCES = """\
-- Each launch of a run has a directory of its own; the NeMo launcher's names are links to the newest.
+- Each launch of a run has its own directory; the NeMo launcher's names are links to the newest.
 - stdout and stderr share a log: `cluster.stderr_to_stdout=False` parts them.
 - Jobs are warned before their end, so that NeMo saves, and are not requeued.
 - `data_dir` is mounted read-only, `launcher_scripts_path` is not mounted.

@@ -33,7 +33,7 @@ from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
 from launcher.ui.terminal import ChangedStream, escaped_streams, print_message
 
-_READER_GONE = 141  # as a shell tells a program that a closed pipe ended
+_READER_GONE = 141  # a shell's code for a program that a closed pipe ended
 
 # The verbs that take a command of the user's after `--`, which argparse must not parse.
 _WITH_COMMAND = ("attach",)
@@ -111,7 +111,7 @@ def _failure_code(code: int) -> int:
 
 
 def _print_done() -> bool:
-    """Print what was submitted and done to jobs before the failure; return True if anything was."""
+    """Print the jobs submitted or changed before the failure; return True if there are any."""
     jobs = dict(submitted_jobs)
     if jobs:
         print_message(f"submitted before the failure: {_jobs(list(jobs))}")
@@ -135,7 +135,7 @@ def _jobs(job_ids: Sequence[str]) -> str:
 
 
 def _print_system_error(error: OSError) -> int:
-    """Print the system's refusal; raise the error again if it is none that a user can resolve."""
+    """Print the system's refusal; raise the error again if a user cannot resolve it."""
     user_error = explain_refusal(error)
     if isinstance(error, BrokenPipeError):
         # The reader (`head`, a closed pager) has ended.
@@ -183,7 +183,7 @@ def _prepare_streams() -> None:
 
 
 class _Lossy(io.FileIO):
-    """A file that drops what it cannot write."""
+    """A file that drops output it cannot write."""
 
     def write(self, data: Any, /) -> int:
         """Write the data if possible; report all of it as written."""
@@ -245,7 +245,7 @@ def _print_error(error: UserError) -> int:
 
 
 class VerbParser(argparse.ArgumentParser):
-    """A parser, also of each verb, whose help keeps the line breaks of its texts."""
+    """The parser of the command and of each verb; its help keeps the line breaks of its texts."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -254,7 +254,7 @@ class VerbParser(argparse.ArgumentParser):
         """Name the newest runs where none is named; leave other mistakes to argparse."""
         if "arguments are required: RUN" not in message:
             super().error(message)
-        # Imported late: few command lines lack it.
+        # Imported late: few command lines leave it out.
         from launcher.cli.runs import RUN_HELP, newest_runs
 
         raise UserError(f"no RUN: {RUN_HELP}", hint=newest_runs(Path("results")))
@@ -328,7 +328,7 @@ def _innermost(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
 
 def _unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) -> UserError:
     """Return the mistake of arguments that a verb does not take, with the nearest option."""
-    # argparse counts the overrides before an unknown option among what it does not know.
+    # argparse counts the overrides before an unknown option as unknown, too.
     words = [word for word in words if word.startswith("-")] or words
     message = f"unrecognized arguments: {' '.join(recorded(words))}"
     takes_overrides = any(action.dest == "overrides" for action in parser._actions)

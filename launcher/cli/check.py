@@ -35,9 +35,9 @@ from launcher.ui.terminal import print_json, print_message
 from slipway.arithmetic.layout import fits
 
 _HELP = """\
-Compose the configuration, check it, estimate the memory, the time and the space that it takes, check that
-this machine and the cluster have what the launch needs, and validate the script with `sbatch --test-only`
-if Slurm is available. Nothing is written.
+Compose the configuration, check it, estimate its memory, time and disk space, check that this machine and the
+cluster meet the needs of the launch, and validate the script with `sbatch --test-only` if Slurm is available.
+Nothing is written.
 
 examples:
   slipway check training=gpt3/175b training.trainer.num_nodes=2     why that cannot run, and what can
@@ -141,7 +141,7 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity
 
 
 def layout_numbers(config: Mapping[str, Any], nodes: int) -> dict[str, Any] | None:
-    """Return the sizes of a layout and what a step takes in; None if it does not fit its nodes, or has none.
+    """Return the sizes of a layout and of a step; None if it is invalid, or does not fit its nodes.
 
     `tokens` are those that the model reads in a step, global batch × sequence length (a T5's encoder alone);
     None where the length is not known.
@@ -177,7 +177,7 @@ def _layout_text(layout: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """A draft, what it takes, the ids of the checks that applied, and their findings, the worst first."""
+    """A draft, its estimates, the ids of the checks that applied, and their findings, the worst first."""
 
     draft: Draft
     overview: Overview

@@ -60,7 +60,7 @@ examples:
   slipway data prepare s3://bucket/c4/ --pattern '*.json.gz' --format jsonl --tokenizer-dir gpt2/
   slipway data prepare s3://bucket/c4/ cluster=bcm cluster.partition=cpu --tasks 50
 
-Downloads what is on servers, reads text, JSONL, Parquet, Wikipedia dumps and tar shards, compressed or not,
+Downloads remote sources, reads text, JSONL, Parquet, Wikipedia dumps and tar shards, compressed or not,
 and writes DATA_DIR/corpus_text_document.bin and .idx, which training=... reads by default, with a manifest of
 their sources beside them. The same again does only what is missing. With --tasks on a cluster, three jobs
 follow each other: one that downloads, an array that tokenizes, one that merges.
@@ -109,7 +109,7 @@ _PREPARE_OPTIONS = {
     "on_error": (str, "raise (the default) at a record that cannot be read, or skip it"),
 }
 _FORMATS = get_args(SourceFormat)[1:]
-# Formats with a choice of the group of their own; any takes all formats.
+# Formats that have their own choice of the group; `any` takes all formats.
 _CHOICES = {"txt": "text", "jsonl": "jsonl", "parquet": "parquet", "wikipedia": "wikipedia"}
 _ANY = "mixed"
 
@@ -121,7 +121,7 @@ def add_parser(verbs: Verbs) -> None:
     text = "bring text, JSONL, Parquet, Wikipedia dumps or tar shards to Megatron's .bin/.idx"
     prepare = add_verb(verbs, "prepare", run_prepare, text, _PREPARE)
     add_overrides(prepare, "a file, directory, glob or URL, or an override such as cluster=bcm", "INPUT")
-    add_option(prepare, "--format FORMAT", f"{', '.join(_FORMATS)}; by default told from each file")
+    add_option(prepare, "--format FORMAT", f"{', '.join(_FORMATS)}; by default detected per file")
     _add_options(prepare, {**_OPTIONS, **_PREPARE_OPTIONS})
     text = "train a BPE tokenizer and write text files as Megatron's .bin/.idx"
     tokenize = add_verb(verbs, "tokenize", run_prepare, text, _TOKENIZE)
@@ -132,7 +132,7 @@ def add_parser(verbs: Verbs) -> None:
     add_run(parser)
     add_option(parser, "--step N", "the training step, from 1", type=whole_number(1), required=True)
     add_option(parser, "--sample I", "only this sample of the global batch, from 0", type=int)
-    add_option(parser, "--text", "print the text that the tokens stand for")
+    add_option(parser, "--text", "print the decoded text")
     add_option(parser, "--json", "print one object, as a program would read it")
     data_lint.add_parsers(verbs)
 
@@ -147,7 +147,7 @@ def _add_options(parser: argparse.ArgumentParser, options: Mapping[str, tuple[ty
 
 def run_prepare(args: argparse.Namespace) -> int:
     """Prepare sources, and show the logs of the jobs until the end; return the exit code."""
-    # ``cluster=bcm`` is none if a file of that name exists; a URL may hold a ``=`` too.
+    # ``cluster=bcm`` is an input if a file of that name exists; a URL may hold a ``=`` too.
     inputs = [text for text in args.overrides if "=" not in text or _URL.match(text) or Path(text).exists()]
     overrides = [text for text in args.overrides if text not in inputs]
     if not inputs and not any(text.startswith("data_preparation.inputs=") for text in overrides):
@@ -234,7 +234,7 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 def _segment(run_dir: Path, number: int | None, step: int) -> Segment:
-    """Return the steps that the requested one belongs to; raise UserError if our trainer has none such."""
+    """Return the steps around the requested one; raise UserError if our trainer did not train it."""
     launches = [launch for launch in open_launches(run_dir) if launch.manifest.stage == "training"]
     selected = [launch for launch in launches if number in (None, launch.paths.number)]
     if not selected:

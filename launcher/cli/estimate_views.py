@@ -239,7 +239,7 @@ def write_figure(path: Path, run: str, memory: MemoryEstimate) -> None:
     axes.set_ylim(0, 1.08 * max(memory.capacity, memory.fullest.total) / GIB)
     axes.xaxis.get_major_locator().set_params(integer=True)
     handles, labels = axes.get_legend_handles_labels()
-    # In the order in which the parts are stacked, beside the axes: the title's lines are longer than these.
+    # In the order of the stack, to the right of the axes: the title's lines are longer than these.
     figure.legend(
         handles[::-1], labels[::-1], loc="outside right center", frameon=False, labelcolor=INK, fontsize=9.5
     )

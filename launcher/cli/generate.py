@@ -19,8 +19,8 @@ from launcher.images.progress import show_progress
 from launcher.ui.terminal import print_json, print_stderr
 
 _HELP = """\
-Continue texts with the model of a checkpoint of engine=megatron, in one process on this machine, whatever
-layout it was trained in: on a GPU if there is one, else on the CPU. It takes 4 bytes of memory a parameter.
+Continue texts with the model of a checkpoint of engine=megatron, in one process on this machine, on a GPU if
+there is one, else on the CPU. Any training layout will do. It takes 4 bytes of memory a parameter.
 
 examples:
   slipway generate gpt3_tiny "import "                  with the newest checkpoint of the run

@@ -57,7 +57,7 @@ Several runs, and the points of a sweep, are drawn over each other, the best fir
 
 The held-out loss is compared with the unigram entropy of the same tokens, both in nats per token: a model
 below it has learned more than the frequencies of the tokens. Checkpoints that were evaluated (slipway
-evaluate RUN) are a curve of their own, and a line of the table for each task.
+evaluate RUN) have their own curve, and a line of the table for each task.
 
 examples:
   slipway plot gpt3_126m                         the table, the plot, and <run directory>/loss.png

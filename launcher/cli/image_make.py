@@ -59,7 +59,7 @@ examples:
 Nothing is done if the recipe, as it is now, is in the store already. The builder is the first of docker,
 podman and buildah that works here; the last two need no daemon and no rights. The image also stays in the
 storage of the builder, for `slipway image push` and as a cache. The base is fetched with the builder's
-logins, or with Enroot's (~/.config/enroot/.credentials) if podman and buildah have none.
+logins, or with Enroot's (~/.config/enroot/.credentials) if podman and buildah have no login.
 
 exit code:
   0    the image is in the store

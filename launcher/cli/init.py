@@ -98,7 +98,7 @@ def write_starter(directory: Path, trees: Sequence[Path] = ()) -> None:
 
 def _on_trees(text: str, trees: Sequence[Path]) -> str:
     """Let a file build on the cluster that the trees choose, and launch with those that no variable names."""
-    from launcher.config.compose import compose  # late: Hydra, which a tree of nobody else's does not need
+    from launcher.config.compose import compose  # late: Hydra, which a new tree alone does not need
 
     typed = (str(tree.absolute()) for tree in trees if tree not in site_trees())
     options = "".join(f" --config-dir {shlex.quote(tree)}" for tree in typed)

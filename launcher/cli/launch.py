@@ -59,7 +59,7 @@ exit code:
        first
   4    a job was submitted, but a later step failed: the output could not be written, or a later stage was
        refused; stderr names the job, which continues
-  130  interrupted; stderr names what was submitted
+  130  interrupted; stderr names the submitted jobs
 """
 
 # Of the verbs that launch a stage, and show its log until the end.
@@ -67,7 +67,7 @@ EXIT_CODES = """
 exit code:
   0    {done}; with --dry-run: the script was printed
   1    {failed}; its log, above, says why
-  2    a mistake in the command line, the configuration or what it names; the log may say which
+  2    a mistake in the command line, the configuration or a file that it names; the log may say which
   130  Ctrl-C; the job continues: slipway cancel RUN
 """
 
@@ -76,8 +76,8 @@ def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "launch", run, text=_HELP)
     add_overrides(parser, "such as training=gpt3/126m")
     add_option(parser, "--follow", "show the progress until the job ends")
-    add_option(parser, "--json", "print what was submitted, as JSON")
-    # As options of their own: argparse would take the next override for the value of a bare --build.
+    add_option(parser, "--json", "print the submitted jobs as JSON")
+    # As two options: argparse would take the next override for the value of a bare --build.
     text = "first make the image that `container` names, if it does not exist yet:"
     text = f"{text} a recipe is built, an image of a registry imported"
     build = {"dest": "build", "action": "store_const"}
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def finish(args: argparse.Namespace, launched: Sequence[Launch], code: int = errors.DONE) -> int:
-    """Print what was submitted, and with --follow the progress; return the exit code."""
+    """Print the submitted jobs, and with --follow the progress; return the exit code."""
     print_outcomes(launched, as_json=args.json)
     if not (args.follow and launched):
         return code
@@ -221,7 +221,7 @@ def _follow(launched: Sequence[Launch]) -> int:
 
 
 def print_outcomes(launched: Sequence[Launch], *, as_json: bool) -> None:
-    """Print what was submitted: as JSON an object, or a list of them for several stages."""
+    """Print the submitted jobs: as JSON an object, or a list of them for several stages."""
     if not as_json:
         for launch in launched:
             _print_submitted(launch.paths, launch.manifest)
@@ -274,7 +274,7 @@ def _build_and_try(args: argparse.Namespace) -> tuple[list[Launch], int]:
         from launcher.smoke import try_smoke, without_smoke
 
         if len(reports) > 1:
-            message = "--smoke: the two steps would need what the stages before have not made yet"
+            message = "--smoke: the two steps would need outputs of earlier stages"
             raise UserError(message, key="stages", hint="launch these first; then stages=[training] --smoke")
         dry = _is_dry(args, [reports[0].draft])
         report, code = try_smoke(reports[0], request, args.no_check, dry=dry, is_for_program=args.json)

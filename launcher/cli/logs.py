@@ -145,7 +145,7 @@ def run_logs(args: argparse.Namespace) -> int:
 def follow_to_end(launch: Launch) -> int:
     """Print the job's log as it grows until the job has ended; return the exit code.
 
-    That of a job whose program refused what it was given is that of a user's mistake.
+    Return that of a user's mistake if the job's program refused its input.
     """
     selection = _chain_log(launch, None) if launch.is_chain else _newest(launch)
     status = _follow(launch, selection, None)
@@ -168,7 +168,7 @@ def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> JobSt
         print_stderr(f"  cancel it:  {shlex.join(['slipway', 'cancel', display_path(launch.paths.run_dir)])}")
         return None
     if selection.task is None:
-        # An array's tasks run beside each other, and one log at a time is shown.
+        # An array's tasks run at the same time, and one log at a time is shown.
         for task, log in list(failed_task_logs(launch, status).items())[:_FAILED_TASKS]:
             print_stderr(f"the end of the log of task {task}, {display_path(log)}:")
             _write(last_lines(log, _LAST_LINES))

@@ -1,4 +1,4 @@
-"""`slipway render` and `slipway diff`: the files of the next launch, and what they would change."""
+"""`slipway render` and `slipway diff`: the files of the next launch, and their differences to the last."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ examples:
   slipway render training=gpt3/126m --task                    what sets up each task
   slipway render training=gpt3/126m --config > job.yaml       the configuration that the job reads
   slipway render training=gpt3/126m training.trainer.num_nodes=64 | sbatch --test-only
-  slipway render --launch-dir results/gpt3_126m/launches/3    what was launched, whatever conf/ says now
+  slipway render --launch-dir results/gpt3_126m/launches/3    the launched script, not that of today's conf/
 
 exit code:
   0  printed; nothing was written or submitted
-  2  a mistake in what was asked for
+  2  a mistake in the command line or the configuration
 """
 
 
@@ -98,10 +98,10 @@ the configuration that the job reads, and in the rest of the launch's configurat
 exit code, as of diff(1):
   0  no difference
   1  there are differences
-  2  a mistake in what was asked for, or the run was never launched
+  2  a mistake in the command line or the configuration, or the run was never launched
 """
 
-# Far more than a script has: what is compared with more takes for ever.
+# Far more than a script has; comparing larger files takes for ever.
 _MOST_BYTES = 1 << 20
 
 # The style of a line of a unified diff, by its beginning; the first that fits counts.
@@ -117,7 +117,7 @@ def run_diff(args: argparse.Namespace) -> int:
     )
     if len(launches) > 1 and args.launch is not None:
         hint = f"stages=[{launches[-1].plan.job.stage}]"
-        raise UserError(f"--launch {args.launch}: of which stage?", key="stages", hint=hint)
+        raise UserError(f"--launch {args.launch}: name its stage", key="stages", hint=hint)
     return _print_differences([line for draft in launches for line in _of_stage(draft, args.launch)])
 
 

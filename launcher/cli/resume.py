@@ -1,4 +1,4 @@
-"""`slipway resume`: launch again what the newest launch of a run was."""
+"""`slipway resume`: repeat the newest launch of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from launcher.ui.terminal import print_message, print_stderr
 from slipway.common.files import read_text
 
 _HELP = """\
-Launch again what the newest launch of a run was: its overrides, its trees, the checks that it skipped; and
+Repeat the newest launch of a run, with its overrides, its trees and the checks that it skipped, and with
 further overrides. A training continues from its newest checkpoint.
 
 The files of the trees are read as they are now: --dry-run shows what that changes. Relative paths start
@@ -37,7 +37,7 @@ examples:
   slipway resume gpt3_126m                                      continue it
   slipway resume gpt3_126m training.trainer.max_steps=2000      train longer
   slipway resume gpt3_126m cluster.time_limit=8:00:00 --dry-run
-  slipway resume 4711                                           what the launch of this job was
+  slipway resume 4711                                           the launch of this job
 
 exit code:
   that of slipway launch"""
@@ -48,7 +48,7 @@ def add_parser(verbs: Verbs) -> None:
     add_run(parser)
     add_overrides(parser, "such as training.trainer.max_steps=2000")
     add_option(parser, "--follow", "show the progress until the job ends")
-    add_option(parser, "--json", "print what was submitted, as JSON")
+    add_option(parser, "--json", "print the submitted job as JSON")
     add_option(parser, "--dry-run", "print the script, and what has changed; write and submit nothing")
     add_no_check(parser)
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     launch = open_launch(selected.run_dir, selected.launch)
     why = why_untrusted(launch.paths.manifest)
     if why is not None:
-        message = f"{launch.paths.manifest}, which says what was launched, is not trusted: {why}"
+        message = f"{launch.paths.manifest}, the record of the launch, is not trusted: {why}"
         hint = f"read {launch.paths.directory / COMMAND_LOG}, and launch it yourself"
         raise UserError(escape(message), hint=escape(hint))
     _change_directory(launch.paths.directory)
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(launch: Launch, draft: Draft) -> None:
-    """Print the differences to the launch on record, and what a dry run does not look at."""
+    """Print the differences to the launch on record, and the limits of a dry run."""
     sys.stdout.flush()
     number, manifest = launch.paths.number, launch.manifest
     changes = list(differences(manifest, draft.numbered(number, manifest.tag)))

@@ -21,7 +21,7 @@ NEWEST = 20  # runs of a table
 _HINTED = 3
 
 RUN_HELP = "a run's name, a path in it, or the id of one of its jobs"
-RUNS_HELP = f"{RUN_HELP}; a sweep stands for all of its points"
+RUNS_HELP = f"{RUN_HELP}; a sweep means all of its points"
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def print_resumable(
 
 
 def newest_runs(base_results_dir: Path) -> str | None:
-    """Return a hint with the newest runs of a directory; None if it has none."""
+    """Return a hint with the newest runs of a directory; None if it has no run."""
     names = [escape(shlex.quote(run_dir.name)) for run_dir in runs_in(base_results_dir)[:_HINTED]]
     return f"the newest in {display_path(base_results_dir)}: {', '.join(names)}" if names else None
 

@@ -110,12 +110,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _newest(rows: Sequence[StatusRow]) -> list[StatusRow]:
-    """Return the newest rows, and those older ones whose jobs have not ended."""
+    """Return the newest rows, and older ones with jobs that have not ended."""
     return [row for place, row in enumerate(rows) if place < NEWEST or row.may_live]
 
 
 def _look(requested: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
-    """Look at what was asked for; by default at all runs that there are by now."""
+    """Read the state of the requested runs; by default of all runs that exist by now."""
     if not requested:
         return collect_status(list(map(RunRef, runs_in(base))))
     seen = collect_status(requested)

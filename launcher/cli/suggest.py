@@ -66,7 +66,7 @@ _SPARE = 2
 
 
 def add_parser(verbs: Verbs) -> None:
-    overrides = "such as training=gpt3/40b; nodes=16 stands for training.trainer.num_nodes=16"
+    overrides = "such as training=gpt3/40b; nodes=16 means training.trainer.num_nodes=16"
     parser = add_examining_verb(verbs, "suggest", run, _HELP, overrides)
     add_option(parser, "--top N", "how many layouts (default: 5)", default=5)
 

@@ -102,7 +102,7 @@ def test_the_order_of_the_trees(tree: Tree, monkeypatch: pytest.MonkeyPatch, cap
         assert yaml.safe_load(out)["cluster"]["comment"] == name
         Path(name, "cluster/etc.yaml").unlink()
     assert (
-        f"trees, of which the first that has a file wins: first, second, of_variable, also, etc, {CONF_DIR}"
+        f"trees (a file of the first one wins): first, second, of_variable, also, etc, {CONF_DIR}"
         in out
     )
 
