@@ -42,7 +42,7 @@ _YES = ("true", "1", "yes", "on")
 # A directory of one launch: of a wrapper that makes its own, or of a launch that is rendered again.
 _STAMPED = re.compile(r"-\d{8}-\d{6}[^/]*$")
 
-# Relative paths start where the user stands; a job starts elsewhere.
+# Relative paths start in the user's working directory; a job starts elsewhere.
 PATH_KEYS = ("launcher_scripts_path", "data_dir", "base_results_dir", "images_dir")
 
 
@@ -57,7 +57,7 @@ class Composition:
     config_dirs: tuple[Path, ...] = ()
     # The configurations of the stages that are launched before this one.
     before: tuple[RunConfig, ...] = ()
-    # The keys whose values refer to variables with a secret's name, and these variables.
+    # Keys of values that refer to variables with a secret's name, and these variables.
     references: Mapping[str, str] = field(default_factory=dict)
 
     def annotate(self, error: UserError) -> None:
@@ -125,7 +125,7 @@ class BatchComposer:
 def compose_file(
     name: str, overrides: Sequence[str], model: type[Model], config_dirs: tuple[Path, ...] = ()
 ) -> Model:
-    """Compose one file of the tree by itself, with what it builds on, and check it against a schema."""
+    """Compose one file of the tree with its defaults, and check it against a schema."""
     roots = tree_roots(config_dirs)
     trees = TreeComposer(roots, name)
 
@@ -192,12 +192,12 @@ def _timestamp() -> str:
 
 
 def derive_from_gpus(composed: ComposedTree, overrides: Sequence[str]) -> None:
-    """Let tasks and ``gres`` follow the GPUs of a node that the user typed, whatever the files say."""
+    """Derive tasks and ``gres`` from the GPUs of a node that the user typed, not from the files."""
     tree, parsed = composed.tree, [parse_override(text) for text in overrides]
     following = [key for key in (DEVICES, GRES) if is_derived_from_gpus(key, parsed)]
     gpus = OmegaConf.select(tree, NODE_GPUS) if following else None
     if type(gpus) is not int or gpus < 1:
-        return  # none, or the schema says what is wrong with it
+        return  # null, or refused by the schema
     if DEVICES in following and "training" in tree:
         composed.set(DEVICES, gpus)
     gres = OmegaConf.select(tree, GRES) if GRES in following else None
@@ -206,12 +206,10 @@ def derive_from_gpus(composed: ComposedTree, overrides: Sequence[str]) -> None:
 
 
 def check_nesting(root: Path) -> None:
-    """Refuse a `cluster/` inside `cluster/`, which a second `cp -R` makes, and whose files nothing reads."""
+    """Refuse an unread `cluster/` inside `cluster/`, which a second `cp -R` makes."""
     nested = root / "cluster/cluster"
     if nested.is_dir():
-        message = (
-            f"{escape(display_path(nested))}: a copy inside the folder that it is of, which nothing reads"
-        )
+        message = f"{escape(display_path(nested))}: a copy of the folder inside itself, which nothing reads"
         hint = "a second `cp -R` into a folder makes it: move its files up, or remove it"
         raise UserError(message, hint=hint)
 

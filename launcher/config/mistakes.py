@@ -46,8 +46,8 @@ from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest, 
 from launcher.runs.paths import display_path
 from launcher.slurm.sbatch_options import key_hint
 
-_OPEN = ("image.versions",)  # what a template of the user's own may build
-# Mappings that a site fills with its own figures, which have shapes of their own.
+_OPEN = ("image.versions",)  # a template of the user's own may build others
+# Mappings that a site fills with its own figures, checked elsewhere.
 _SITES = ("estimates.attained", "cluster.gpu_types")
 
 # What Hydra's grammar takes for a key, or for a group.
@@ -77,7 +77,7 @@ class Attempt:
         return [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
 
     def takes(self, text: str) -> bool:
-        """Return True if an override that a hint proposes is accepted beside the choices."""
+        """Return True if an override that a hint proposes is accepted together with the choices."""
         try:
             self.check([*self.choices, text])
         except UserError as error:
@@ -104,7 +104,7 @@ class Attempt:
         return next((text for text in reversed(self.overrides) if parse_override(text).key == key), key)
 
     def no_choice(self, group: str, choice: str) -> NoSuchChoice:
-        """Return the error about a choice that its group does not have, with those that it has."""
+        """Return the error about an unknown choice of a group, with the valid ones."""
         hint = way(group, choice) or choice_hint(choice, options_of(group, self.trees.roots))
         return NoSuchChoice(group, choice, hint)
 
@@ -116,9 +116,9 @@ def _keys_of(mapping: Any) -> list[str]:
 
 
 def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
-    """Say what all mistakes of a command line are; ``None`` if there was none, but a mistake of ours.
+    """Explain all mistakes of a command line; return ``None`` if the mistake is ours.
 
-    The composition is tried again without the overrides that are wrong, for as long as there are others.
+    The composition is tried again without the wrong overrides, for as long as there are others.
     """
     mistakes: list[UserError] = []
     left = list(attempt.overrides)
@@ -133,7 +133,7 @@ def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
             last = explain(error, rest)
         if last is None:
             break
-        # A value that was taken away is not missing, and one that was put in its place is not the user's.
+        # A removed value is not missing, and its replacement is not the user's.
         ours = {mistake.key for mistake in mistakes}
         mistakes += [mistake for mistake in last.mistakes if mistake.key not in ours]
         if (remaining := _without_fault(last, left, attempt)) == left:
@@ -145,7 +145,7 @@ def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
 
 
 def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt) -> list[str]:
-    """Remove the overrides that an error is about, if it is about any."""
+    """Remove the overrides that caused an error, if any did."""
     keys = {mistake.key for mistake in error.mistakes if mistake.key}
     if "stages" in keys:  # they decide which keys there are
         return list(overrides)
@@ -176,7 +176,7 @@ def _in_order(mistakes: Sequence[UserError], overrides: Sequence[str]) -> list[U
 
 
 def explain(error: Exception, attempt: Attempt) -> UserError | None:
-    """Say what the user's mistake was; ``None`` if it was not one, but a mistake of ours."""
+    """Explain the user's mistake; return ``None`` if the mistake is ours."""
     if attempt.is_launch and (of_nemo := _nemo_root(attempt.trees.roots)) is not None:
         return of_nemo
     of_root = _mistakes_of_root(attempt.trees.roots) if attempt.is_launch else []
@@ -278,7 +278,7 @@ def _unknown_key(key: str, attempt: Attempt) -> UserError:
     if any(f"{key}.".startswith(f"{site}.") for site in _SITES):
         text = attempt.override_of(key)
         added = f"+{key}={parse_override(text).value or '...'}"
-        message = f"{escape(text)}: not all of it is there yet, and what is new is added with +"
+        message = f"{escape(text)}: a part of this key does not exist yet; add new keys with +"
         return UserError(message, key=key, hint=f"to add it: {for_shell(added) if ' ' in added else added}")
     within = _unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
     if within:
@@ -295,7 +295,7 @@ def _unknown_within(key: str, attempt: Attempt) -> list[str]:
         return []
     below = [f"{key}.{inner}" for inner in _keys_of(mapping)] if isinstance(mapping, dict) else []
     unknown = [inner for inner in below if inner not in attempt.keys]
-    # Of a key that is not there, those below it are none either.
+    # An unknown key is reported without the keys below it.
     return [inner for inner in unknown if inner.rpartition(".")[0] not in unknown]
 
 
@@ -345,7 +345,7 @@ def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -
 
 def _not_deleted(text: str, key: str, attempt: Attempt) -> UserError:
     if "=" in text and attempt.tree is not None and OmegaConf.select(attempt.tree, key) is not None:
-        drop = f"to drop the key whatever its value: ~{key}"
+        drop = f"to drop the key with any value: ~{key}"
         return UserError(f"{escape(text)}: the key has another value", key=key, hint=drop)
     if key in attempt.keys:
         return UserError(f"~{escape(key)}: it is null already", key=key, hint="there is nothing to drop")
@@ -366,7 +366,7 @@ def _explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserEr
         valid = did_you_mean(match[1], (*RESOLVERS, "oc.decode", "oc.select"))
         return UserError(f"{start}there is no resolver {match[1]!r}", key=key, hint=valid)
     if "Recursive interpolation" in message:
-        return UserError(f"{start}it refers to itself", key=key, hint="give it a value of its own")
+        return UserError(f"{start}it refers to itself", key=key, hint="give it a value")
     if match := re.search(r"node `([^`]*)` is not a container", message):
         return UserError(f"{match[1]}: expected keys below it, not a value", key=match[1])
     if "Cannot merge DictConfig with ListConfig" in message:
@@ -403,12 +403,12 @@ _LISTED = 12  # missing keys that one message names
 
 
 def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
-    """Return what is wrong with the root files of the user's own trees, down to the first that is whole."""
+    """Return the mistakes in the root files of the user's own trees, down to the first complete one."""
     mistakes: list[UserError] = []
     for path in (file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()):
         try:
             node = yaml.compose(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):  # told by others
+        except (OSError, ValueError, yaml.YAMLError):  # reported elsewhere
             break
         if not isinstance(node, yaml.MappingNode):
             break

@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def check_secrets(config: BaseModel) -> None:
-    """Raise UserError for a secret among the values, with its key and what to give in its place."""
+    """Raise UserError for a secret among the values, with its key and an alternative."""
     known, values = known_values(), list(values_of(config.model_dump(exclude_unset=True)))
     for key, value in values:
         if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
@@ -71,9 +71,9 @@ def check_texts(texts: Mapping[Path, str], origin: str) -> None:
 
 
 def secret_references(tree: DictConfig, resolved: Any) -> dict[str, str]:
-    """Return the keys of a tree whose values refer to variables with a secret's name, and the variables.
+    """Return the keys of values that refer to variables with a secret's name, and the variables.
 
-    A reference that comes to nothing is none: ``${oc.env:WANDB_API_KEY,null}`` where that is not set.
+    A reference with an empty result does not count: ``${oc.env:WANDB_API_KEY,null}`` with no such variable.
     """
     references: dict[str, str] = {}
     for path, written in nodes(OmegaConf.to_container(tree)):
@@ -103,7 +103,7 @@ def _check(key: str, value: str | int, known: Known) -> None:
     if secrets:
         variable = secrets[0].variable or _variable_of(key)
         listed = is_exported(str(value), key)
-        further = f"what is no secret: env_vars.{variable}=..." if listed else None
+        further = f"if it is no secret: env_vars.{variable}=..." if listed else None
         raise _refusal(key, f"it has {secrets[0].what}", variable, further)
 
 
@@ -148,7 +148,7 @@ _ANYWHERE = (
     r"(?<![A-Za-z0-9])(?i:your)[-_][\w.-]+",
     r"(?:^|(?<=[/:,=]))/?path/to(?=/|$)",
 )
-# In the keys that are ours, whose values are names and paths.
+# In our own keys, with names and paths as values.
 _IN_NAMES = (
     r"<[A-Za-z][\w .-]{2,}>",
     r"\{\{\s*[\w. ]+?\s*\}\}",
@@ -179,7 +179,7 @@ class Placeholder(UserError):
 
 
 def placeholders_in(node: Mapping[str, Any], sources: Sources) -> list[Placeholder]:
-    """Return a mistake for each value in which a placeholder was left, but not for references to one."""
+    """Return a mistake for each value with a placeholder, but not for references to one."""
     left = [
         Placeholder(key, value, text)
         for key, value in values_of(node)

@@ -78,7 +78,7 @@ def _without_secrets(message: str, overrides: Sequence[str]) -> str:
 class Sources:
     """The sources of the values of one composition; each file is read once.
 
-    `like` are those of a composition with the same choices, whose files are not read again.
+    `like` are those of a composition with the same choices, and save reading the files again.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Sources:
 
 
 def _reference_in(setting: Override | Position | None) -> str | None:
-    """Return the key that a value in a file is only a reference to."""
+    """Return the key that a whole value in a file refers to."""
     match = _REFERENCE.fullmatch(setting.value or "") if isinstance(setting, Position) else None
     return match[1] if match else None
 

@@ -1,7 +1,7 @@
 """Configurations as text: the YAML that a job reads, and the whole configuration stored with a launch.
 
-The stored one plans the launch again without the trees that it is from. Everything in it is resolved but what
-the environment keeps secret: that stays a reference, such as ``${oc.env:HF_TOKEN}``, and is looked up again.
+The stored one plans the launch again without its trees. Everything in it is resolved except the environment's
+secrets: these stay references, such as ``${oc.env:HF_TOKEN}``, and are looked up again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEADING = "# The whole configuration of this launch: `slipway render --launch-d
 
 
 def stored_text(config: RunConfig, environment: Mapping[str, str]) -> str:
-    """Return a configuration as YAML, in which the secrets of an environment are references to it."""
+    """Return a configuration as YAML, with references in place of an environment's secrets."""
     secrets = {
         name: value
         for name, value in environment.items()
@@ -43,10 +43,10 @@ def stored_text(config: RunConfig, environment: Mapping[str, str]) -> str:
 
 
 def read_stored(text: str, where: str, untrusted: str | None = None) -> RunConfig:
-    """Read a configuration; raise UserError if it is none, or refers to a variable that is not set.
+    """Read a configuration; raise UserError for another text, or a reference to an unset variable.
 
-    `untrusted` is who else could have written it: it may then refer to nothing, as what it refers to is the
-    caller's, and is printed.
+    `untrusted` names others who could have written it: references are refused then, as they would print the
+    caller's values.
     """
     try:
         node = parse_yaml(text)

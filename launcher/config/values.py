@@ -1,4 +1,4 @@
-"""The types of single values: what YAML and Hydra make of them, to what Slurm takes."""
+"""The types of single values: from YAML's and Hydra's to those that Slurm takes."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def _read_by(read: Callable[[Any], object]) -> AfterValidator:
 
 
 def _drop_nulls(value: Any) -> Any:
-    # The NeMo launcher's default is the list [null]; null is none at all.
+    # The NeMo launcher's default is the list [null]; null is an empty list.
     if value is None:
         return []
     return [item for item in value if item is not None] if isinstance(value, list) else value
 
 
-# Keys whose values are for a shell, or for a program.
+# Keys with values for a shell, or for a program.
 AS_WRITTEN = re.compile(r"\b(env_(vars|expand)\.|(setup|srun_args|task_prefix|comment|argv)$)")
 _HOME = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
 
@@ -79,7 +79,7 @@ def with_texts(node: Any, change: Callable[[str, str], str], key: str = "") -> A
 
 
 def with_home(node: Any) -> Any:
-    """Return the values of a configuration with the user's home, but for what a shell or program expands."""
+    """Return a configuration with the user's home expanded, except where a shell or program does that."""
     return with_texts(node, lambda key, text: text if AS_WRITTEN.search(key) else expand_home(text))
 
 
@@ -225,7 +225,7 @@ Debug = Annotated[bool, AfterValidator(_no_debugging)]
 
 _KEYS = "keys below it, as in {{key: value}}"
 
-# pydantic's types of error, by the beginning of their names: what was expected, with a context of pydantic's.
+# pydantic's types of error, by the beginning of their names: the expected value, with pydantic's context.
 _EXPECTED = {
     "int_": "a whole number",
     "float_": "a number",
@@ -294,7 +294,7 @@ def _told(detail: Any) -> str:
 
 
 def fields_of(model: type) -> dict[str, FieldInfo]:
-    """Return the keys of a node, whose model is pydantic's or a dataclass."""
+    """Return the keys of a node with a model of pydantic, or a dataclass."""
     if issubclass(model, BaseModel):
         return model.model_fields
     hints = get_type_hints(model, include_extras=True)
