@@ -1,6 +1,6 @@
-"""The way from overrides to planned launches: compose, plan, render. Nothing is written or submitted.
+"""Overrides to planned launches: compose, plan, render. Nothing is written or submitted.
 
-Every command walks this way; `launcher.launching` goes on from here to a job.
+Every command plans this way; `launcher.launching` makes a job of a draft.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The launch that the user asked for.
+    """The requested launch.
 
-    `config_dirs`, the first of which wins, and `template_dir` are the user's own trees, before ours. To
-    render the script of an earlier launch again, `number` and `tag` are its own. `stage` is the only stage to
-    draft, of several in the overrides; `work` is an image to make instead. With a `launch_dir` the draft is
-    that of the configuration stored there, with its `choices`, whatever the trees say now.
+    `config_dirs` (the first one wins) and `template_dir` are the user's own trees, before ours. To render the
+    script of an earlier launch again, `number` and `tag` are its own. `stage` is the only stage to draft, of
+    several in the overrides; `work` is an image to make instead. With a `launch_dir` the draft is that of the
+    configuration stored there, with its `choices`, and not of today's trees.
     """
 
     overrides: Sequence[str]
@@ -57,7 +57,7 @@ class Request:
     def of_launch(
         cls, launch_dir: Path, command: Sequence[str] = (), number: int | None = None, tag: str | None = None
     ) -> Request:
-        """Read the record of a launch; raise UserError if there is none, or its templates are not trusted."""
+        """Read the record of a launch; raise UserError if it is missing, or its templates are not trusted."""
         launch_dir = launch_dir.absolute()
         manifest, templates = read_manifest(launch_dir), launch_dir / TEMPLATES
         return cls(
@@ -73,7 +73,7 @@ class Request:
     def compositions(self) -> list[Composition]:
         """Compose the configuration, once for each requested stage, or for the job that makes an image.
 
-        Raise UserError if the stages cannot be launched one after the other, `stage` is none of them, or no
+        Raise UserError if the stages cannot be launched one after the other, `stage` is another one, or no
         configuration is stored in `launch_dir`.
         """
         if self.launch_dir is not None:
@@ -120,7 +120,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Draft:
-    """A planned launch, not written anywhere yet; `work` is the image that its job makes, if it does that.
+    """A planned launch, not written yet; `work` is the image that its job makes, if any.
 
     `config` is the one that is planned: the composition's, with `container` as the job reads it.
     `results_key` is its key that determines the run's directory.
@@ -152,7 +152,7 @@ class Draft:
 
     @cached_property
     def image(self) -> ResolvedImage | None:
-        """The image that `container` stands for; ``None`` on bare metal."""
+        """The image of `container`; ``None`` on bare metal."""
         return choice_of(self.composition, self.template_dir)
 
     def directory_key(self, directory: Path) -> str:
@@ -251,7 +251,7 @@ def _draft(composition: Composition, request: Request) -> Draft:
             number = number or next_launch_number(run_dir)
         except OSError as error:
             raise explain_os_error(error, run_dir, run.results_key, verb="read") from error
-        # Files, and names as Pyxis takes them, need no resolving; the job that makes an image has none.
+        # Files, and names as Pyxis takes them, need no resolving; a job that makes an image has no container.
         if work is None and not re.match(r"\s*$|[/~.]|[^:/]*#", config.container or ""):
             choice = choice_of(composition, request.template_dir)
             assert choice is not None

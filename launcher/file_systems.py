@@ -31,7 +31,7 @@ _KIB = 1024
 
 
 class MountedFileSystem(NamedTuple):
-    """A mounted file system: its type, where it is mounted, and what it is of."""
+    """A mounted file system: its type, mount point and source."""
 
     kind: str
     point: Path
@@ -88,7 +88,7 @@ def is_shared(path: Path) -> bool:
 def mounts() -> Iterator[MountedFileSystem]:
     """Yield Linux's mounts, proc_pid_mountinfo(5): type and source are the fields after the lone dash.
 
-    Raise OSError if they cannot be read: what is deleted must not be below a mount that nobody saw.
+    Raise OSError if they cannot be read: no deletion may reach into an unseen mount.
     """
     for line in MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
@@ -158,7 +158,7 @@ def _rows(answer: str, group: int) -> Iterator[list[str]]:
 
 
 def _left(numbers: Iterable[str]) -> int | None:
-    """Return the bytes left, from KiB used (starred beyond the limit), soft and hard limit; 0 is none."""
+    """Return the bytes left, from KiB used (starred beyond the limit), soft and hard limit; 0: no limit."""
     values = [text.rstrip("*") for text in numbers]
     if len(values) != 3 or not all(value.isdecimal() for value in values):
         return None

@@ -28,10 +28,10 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PLAIN_SECRET = re.compile(
     r"(PASS(WORD|WD|PHRASE|CODE)|CREDENTIAL|(API|ACCESS|AUTH|PRIVATE|SECRET)KEY)S?$|^SECRETS?$"
 )
-# AWS_ACCESS_KEY_ID, whose last word says nothing.
+# AWS_ACCESS_KEY_ID: its last word says nothing.
 _KEY_ID = re.compile(r"ACCESS_?KEY_?ID$", re.IGNORECASE)
 
-# Secrets in a variable's name, where a model's key of the same name, `eos_token` or `label_key`, is none.
+# Secrets in a variable's name, but not in a model's key such as `eos_token` or `label_key`.
 _IN_VARIABLES = ("AUTH", "BEARER", "CREDS", "JWT", "KEY", "KEYS", "PASS", "PAT", "PWD", "TOKEN", "TOKENS")
 
 # With one of these words in front, those are secrets in any name: `hf_token`, `api_key`.
@@ -96,7 +96,7 @@ _SHORTEST = 4
 # A value of a variable is looked for everywhere: words of few letters, and numbers, would be found by chance.
 _SHORTEST_KNOWN, _SHORTEST_WORD = 8, 12
 _WORD_ALONE = re.compile(r"[a-z]+|[A-Z]+|[A-Z][a-z]+|[0-9.]+")
-# Variables whose values are on record anyway, whatever other variables have the same value.
+# Variables with values that are on record anyway, also where another variable has the same value.
 _PUBLIC = ("HOME", "PWD", "USER", "LOGNAME", "HOSTNAME", "PATH", "VIRTUAL_ENV")
 
 
@@ -149,7 +149,7 @@ def secrets_in(
     """Return the secrets of a text, the value of a `key` or any other, in their order.
 
     `literals` is for a program's text, in which names are given quoted values, and all else may be anything.
-    `known` is what `known_values` returns, for who asks of many texts.
+    `known` is the result of `known_values`, for callers with many texts.
     """
     return list(
         _secrets_in(text, literals, is_exported(text, key), known_values() if known is None else known)
@@ -157,7 +157,7 @@ def secrets_in(
 
 
 def is_exported(text: str, key: str = "") -> bool:
-    """Return whether a text holds, or is as the value of a key, a list that sbatch or srun would export."""
+    """Return whether a text, or the value of a key, has a list that sbatch or srun would export."""
     return "--export" in text or key.endswith("sbatch.export")
 
 
@@ -315,9 +315,9 @@ _DEFAULT = re.compile(r"oc\.env:\s*(?P<name>\w+)\s*,(?P<value>[^}]*)", re.ASCII)
 
 
 def _exported(text: str) -> Iterator[Secret]:
-    """Find what sbatch or srun would export: the list is on record, and in the list of processes.
+    """Find secrets that sbatch or srun would export: the list is on record, and in the list of processes.
 
-    A variable that is no secret has a better place, so more is taken for one than elsewhere.
+    A harmless variable has a better place, so more values count as secrets than elsewhere.
     """
     for match in _EXPORTED.finditer(text):
         if is_secret_name(match["name"]) or _looks_random(match["value"]):
@@ -325,7 +325,7 @@ def _exported(text: str) -> Iterator[Secret]:
 
 
 def _formed(text: str, known: Known | None = None) -> Iterator[Secret]:
-    """Find what is a secret by its form, or as the value of a variable of this process."""
+    """Find secrets by their forms, and values of this process's secret variables."""
     yield from formed(text)
     for name, pattern in known_values() if known is None else known:
         for match in pattern.finditer(text):
@@ -339,7 +339,7 @@ def known_values() -> Known:
 
 @functools.lru_cache(maxsize=8)
 def _known(environment: Sequence[tuple[str, str]]) -> Known:
-    """Return the variables whose values are secrets, and how to find these in a text, the longest first."""
+    """Return the variables with secret values, each with a pattern of its value, the longest first."""
     public = [value for name, value in environment if name in _PUBLIC]
     names = {
         part: name
@@ -355,7 +355,7 @@ def _known(environment: Sequence[tuple[str, str]]) -> Known:
 
 
 def _is_telling(value: str) -> bool:
-    """Return whether a value is found nowhere by chance, and is no path."""
+    """Return whether a value is unlikely to occur by chance, and is no path."""
     if value.startswith("-----") or (value.startswith("/") and os.path.lexists(value)):
         return False
     return len(value) >= (_SHORTEST_WORD if _WORD_ALONE.fullmatch(value) else _SHORTEST_KNOWN)

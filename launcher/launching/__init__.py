@@ -1,4 +1,4 @@
-"""The way from a draft to a job: reserve a number, ask the scheduler, write the launch, submit it."""
+"""Launch a draft: reserve a number, ask the scheduler, write the launch, submit it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = ["launch", "launch_stages", "nodes_to_avoid"]
 
 @dataclass(slots=True)
 class _Ready:
-    """A draft with its own launch number that nothing refuses, and its manifest once it is written."""
+    """An accepted draft with its own launch number, and its manifest once that is written."""
 
     draft: Draft
     facts: Facts
@@ -79,15 +79,15 @@ class _Ready:
     def needs_success_of(self, stage: str) -> bool:
         """Return True if this stage is to run after the success of the previous one alone."""
         config = self.draft.composition.config
-        # Without its image it cannot run, whatever is asked of other stages; nor without the part before it.
+        # It always needs its image, and the part before it.
         is_part = config.data_preparation is not None and config.data_preparation.phase not in (None, "fetch")
         return stage == IMAGE or is_part or config.resilience.after_stage == "afterok"
 
     def depending_on(self, before: _Ready, jobs: Sequence[str]) -> str:
         """Return the dependency of this stage on the previous stage's jobs.
 
-        Of a chain nobody knows which link is the last: the job waits for the known ones, whose supervisors
-        add the others, and judges their end by itself (`slipway.supervisor.dependent_stages`).
+        The last link of a chain is unknown: the job waits for the known links, their supervisors add the
+        others, and it judges their end by itself (`slipway.supervisor.dependent_stages`).
         """
         is_judged_later = before.is_chain or not self.needs_success_of(before.stage)
         condition = "afterany" if is_judged_later else "afterok"
@@ -106,10 +106,10 @@ def launch_stages(
 ) -> list[Launch]:
     """Launch stages one after the other, each waiting for the one before.
 
-    All of them are judged by the scheduler and written before the first is submitted. `reports` are those of
-    the drafts, where they are checked already (`launcher.checks.gate.check_launch`). Raise UserError if an
-    earlier launch turns out to be a job that its user does not know of, or the scheduler refuses; what it
-    refuses beforehand is not written. Raise NoAnswer if it is unknown whether a written launch became a job.
+    The scheduler judges all of them, and all are written, before the first is submitted. `reports` are those
+    of checked drafts (`launcher.checks.gate.check_launch`). Raise UserError if an earlier launch turns out to
+    be an unknown job of the user, or the scheduler refuses; a launch that it refuses beforehand is not
+    written. Raise NoAnswer if it is unknown whether a written launch became a job.
     """
     reports = check_launch(drafts) if reports is None else reports
     require_passed(reports)
@@ -118,8 +118,8 @@ def launch_stages(
         for earlier, later in pairwise(ready):
             # A stage that cannot wait for another is refused before anything is written.
             later.depending_on(earlier, ["0"])
-        # From here on a launcher may die at any moment. The manifest is the intent; what became of it is
-        # found by its tag (`Scheduler.find`) or by the job's own marks.
+        # From here on a launcher may die at any moment. The manifest is the intent; its job is found by its
+        # tag (`Scheduler.find`) or by the job's own marks.
         several = len(ready) > 1
         for stage in ready:
             _write(stage, replace(request, stage=stage.stage) if several else request, undo)
@@ -130,7 +130,7 @@ def launch_stages(
 
 
 def _introduce(ready: Sequence[_Ready]) -> None:
-    """Tell the jobs of a training of the stages that follow it, and a stage of the chain before it."""
+    """Write the stages around each one: those after a training, and the chain before a stage."""
     around = {stage.paths.directory: Stages() for stage in ready}
     for chain, stage in pairwise(ready):
         if not chain.is_chain:
@@ -174,10 +174,9 @@ def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: cont
         number = reserve_number(run_dir, draft.results_key)
     reservations.callback(release_number, run_dir, number)
     draft = draft.numbered(number)
-    if report.facts.submission is None:  # a launch whose smoke went before was shown already
+    if report.facts.submission is None:  # a launch with a smoke was shown before it
         report = show_to_scheduler(replace(report, draft=draft), partial(validate, scheduler))
         require_passed([report])
-    # A notice is told of the submission itself.
     waits = report.facts.submission.waits if report.facts.submission is not None else None
     if plan.scheduler == "local" and "singleton" in (plan.job.queue.dependency or ""):
         holder = turn_holder(run_dir)
@@ -240,7 +239,7 @@ def _submit_stage(stage: _Ready, before: _Ready | None) -> None:
 def _submit(stage: _Ready) -> None:
     """Submit a stage, and record its job's id, why there is no job, or why that is unknown.
 
-    It is warned of nodes to avoid that could not be avoided.
+    Warn of failed nodes that could not be avoided.
     """
     paths, manifest = stage.paths, stage.manifest
     submission = replace(stage.launch.submission, after=manifest.after, exclude=_excluded(stage))
@@ -277,8 +276,8 @@ def _submit_links(stage: _Ready, first: str) -> list[str]:
 
     Return why the chain is shorter than it should be, if it is: the first link does not need the others.
     """
-    # What the first waits for they wait for as well: where that never comes true, it is cancelled, and the
-    # next one must not begin in its place.
+    # They have the first one's dependency too: if it never comes true, the first is cancelled, and the next
+    # one must not begin in its place.
     manifest, before = stage.manifest, first
     own, key = manifest.after or stage.dependency, f"{manifest.stage}.run.dependency"
     submission = replace(stage.launch.submission, exclude=_excluded(stage))
@@ -322,13 +321,13 @@ _VERBS = {"conversion": "convert", "evaluation": "evaluate"}
 
 
 def _after(before: _Ready, stage: _Ready, error: UserError) -> UserError:
-    """Return the error of a stage with what to do, since the previous stage is a job already."""
+    """Return the error of a stage with advice, since the previous stage is a job already."""
     job_id, (name, _, phase) = str(before.manifest.job_id), stage.stage.partition(".")
     again = f"the same command with stages=[{name}]{f' {name}.phase={phase}' if phase else ''}"
     if stage.draft.plan.job.every is not None:  # it counts the checkpoints of a training before it
         again += f" {name}.every=null"
     trained = [config.training for config in stage.draft.composition.before if config.training is not None]
-    if name in _VERBS and trained:  # by itself the stage knows no checkpoints, and there are none yet
+    if name in _VERBS and trained:  # the stage alone has no source, and no checkpoint exists yet
         run = trained[-1].run.name
         then = f"once this is fixed, and {run} is done: slipway {_VERBS[name]} {run} --on-cluster"
     elif before.is_chain:  # its later links are not known yet

@@ -50,10 +50,10 @@ class ImageRequirement:
 
 @dataclass(frozen=True, slots=True)
 class Building:
-    """A launch whose image is made first.
+    """A launch with an image to make first.
 
     `drafts` are the launch, after the job that makes the image if there is one; `skipped` are the checks that
-    wait for the image; `needed` is what to make on this machine first, ``None`` if there is nothing.
+    wait for the image; `needed` is the image to make on this machine first, if any.
     """
 
     drafts: list[Draft]

@@ -1,4 +1,4 @@
-"""Recovery of launches whose launcher died or got no answer, before their run is launched again."""
+"""Recovery of launches after their launcher died or got no answer, before their run is launched again."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _DIED = "its launcher died before it submitted"
 
 
 def reconcile_unconfirmed(run_dir: Path) -> None:
-    """Find the jobs of a run's newest launches that may have one that is not on record.
+    """Find the unrecorded jobs of a run's newest launches.
 
     The answers are written into their manifests, so that each is asked for once. Launches that are being
-    submitted are left alone. Raise UserError if there is a job that the user does not know of, or that cannot
-    be asked for: launching once more could double it.
+    submitted are left alone. Raise UserError if the user does not know of a job, or its scheduler cannot be
+    asked: launching once more could double it.
     """
     unconfirmed = _unconfirmed_launches(run_dir)
     if not unconfirmed:
@@ -86,7 +86,7 @@ def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
 
 
 def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> str | None:
-    """Record the job of a launch, or that it has none; return what its user does not know of it."""
+    """Record the job of a launch, or its absence; return a message on a job unknown to the user."""
     manifest, directory = launch.manifest, launch.paths.directory
     jobs = jobs_by_tag.get(manifest.tag)
     if jobs:
@@ -105,7 +105,7 @@ def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> str 
         else:
             record_job(launch.paths, manifest.submitted_as(kept))
     except OSError as error:  # a colleague's launch, or a full disk
-        message = "what became of launch %s could not be written down: %s"
+        message = "the outcome of launch %s could not be recorded: %s"
         _logger.warning(message, manifest.launch, error.strerror)
     name, number, job_id = manifest.run, launch.paths.number, manifest.id_in(kept)
     return None if kept == GIVEN_UP else f"launch {number} of {name} was submitted as job {job_id} after all"
@@ -117,7 +117,7 @@ def _not_known(launch: Launch, why: str) -> UserError:
     return UserError(
         f"it is not known whether launch {number} of {name} became a job: {why}",
         hint="launching now could submit it twice: try again once that is known\n"
-        f"if you know that there is none, remove that launch: rm -r {directory}",
+        f"if you know that it has no job, remove that launch: rm -r {directory}",
     )
 
 

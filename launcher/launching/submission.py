@@ -148,7 +148,7 @@ def keep_one(scheduler: Scheduler, submission: Submission, jobs: Sequence[str]) 
 
     Raise UserError if a later launcher has given this launch up: its jobs leave without doing anything.
     """
-    # Not the oldest whatever it is: a younger one may have begun, and the oldest would then leave.
+    # Not always the oldest: a younger one may have begun, and the oldest would then leave.
     kept = claim(submission.script.parent, jobs[0], submission.link)
     for job in dict.fromkeys(jobs):
         if job == kept:
@@ -163,7 +163,7 @@ def keep_one(scheduler: Scheduler, submission: Submission, jobs: Sequence[str]) 
 
 
 def _after_refusal(scheduler: Scheduler, submission: Submission, refusal: UserError) -> str:
-    """Return the job of the first submission, or raise the refusal of the second if there is none."""
+    """Return the job of the first submission, if it made one, or raise the refusal of the second."""
     jobs = _find_if_possible(scheduler, submission)
     if jobs:
         return keep_one(scheduler, submission, jobs)

@@ -36,14 +36,14 @@ def open_workspace(report: CheckReport) -> NoReturn:
 
 
 def _prepare(report: CheckReport) -> list[str]:
-    """Check what the shell needs of this machine, and make its directories; return warnings."""
+    """Check the shell's needs on this machine, and make its directories; return warnings."""
     draft, plan = report.draft, report.draft.plan
     program = _PROGRAMS.get(plan.scheduler)
     if program is not None and shutil.which(program) is None:
         raise UserError(f"{program} is not on this machine: there is no Slurm here", hint=WITHOUT_SLURM)
     warnings = ignored(plan, os.environ)
     if plan.scheduler == "slurm":
-        # In sbatch's words what salloc would say later, and what keeps the shell waiting.
+        # sbatch says beforehand why salloc would refuse or wait.
         report = show_to_scheduler(report)
         require_passed([report])
         warnings += [finding.message for finding in report.of(Severity.WARNING) if finding.id == SCHEDULER]

@@ -29,7 +29,7 @@ from slipway.common.node.excluded import ExcludedNode
 
 
 def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> Manifest:
-    """Write the launch of a draft, whose number is reserved; `avoided` are the nodes that it excludes."""
+    """Write the launch of a draft with a reserved number; `avoided` are the nodes that it excludes."""
     # Without Slurm a job runs without its container.
     container = draft.plan.job.container if draft.plan.scheduler != "local" else None
     image = container.image if container else None
@@ -42,7 +42,7 @@ def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] 
 
 
 def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Origin:
-    """Add the digest of an image file to an origin, if the record beside the file has it."""
+    """Add the digest of an image file to an origin, if the file's record has it."""
     if image is None or not image.startswith("/"):
         return origin
     # Imported late: many launches have no image.
@@ -60,7 +60,7 @@ def record_job(paths: LaunchPaths, manifest: Manifest) -> None:
     job_id = manifest.job_id
     assert job_id is not None
     write_manifest(paths.directory, manifest)
-    log = paths.directory / names.JOB_ID_LOG  # with what the site said of the submission
+    log = paths.directory / names.JOB_ID_LOG  # with the site's notices on the submission
     said, submitted = read_text(log) if log.exists() else "", f"Submitted batch job {job_id}\n"
     write_atomic(log, said.replace(submitted, "") + submitted)
     extensions = ["out", "err"] if _keeps_stderr_apart(paths) else ["out"]
@@ -109,7 +109,7 @@ def _pasteable(draft: Draft, manifest: Manifest, stage: str | None) -> str:
 
 
 def quoted_line(words: Sequence[str]) -> str:
-    """Quote for bash, in one line whatever a word holds: the second command stands behind a `#`."""
+    """Quote for bash, always in one line: the second command follows a `#`."""
     return " ".join(map(_quoted, words))
 
 

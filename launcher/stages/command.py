@@ -1,4 +1,4 @@
-"""The command stage: a program of the site's own, such as a converter or a benchmark, as a job."""
+"""The command stage: a program of the site, such as a converter or a benchmark, as a job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _plan(run: StageRun, command: CommandConfig) -> Job:
     argv, workdir = _argv(command), str(paths.results)
     if command.workdir is not None:
         workdir = checked_path(command.workdir, "command.workdir")
-    # A mount of a directory that is not there fails, so that one is mounted if the program is told of it.
+    # A mount of a missing directory fails: mount this one only if the program's words name it.
     is_named = any(config.data_dir in text for text in (*argv, workdir, *variables.values()))
     return stage_job(
         run,
@@ -56,7 +56,7 @@ def _plan(run: StageRun, command: CommandConfig) -> Job:
 
 
 def _changes(command: CommandConfig, cluster: ClusterConfig, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the stage asks for in place of the cluster's own; `stage_cluster` wins over it."""
+    """Return the stage's requests in place of the cluster's; `stage_cluster` wins over them."""
     requested = {"cpus_per_task": command.cpus_per_task, "mem": command.mem}
     changes: dict[str, Any] = {key: value for key, value in requested.items() if value is not None}
     if command.gpus_per_node == 0:

@@ -51,8 +51,8 @@ def stage_job(
 ) -> Job:
     """Return the job of a stage, with what the jobs of all stages have.
 
-    `cluster` and `variables` are the stage's own, where they are not those of `run`; `directories` and
-    `readable` what it writes and reads besides its results, each with the key that it comes from.
+    `cluster` and `variables` replace those of `run`; `directories` and `readable` are further outputs and
+    inputs, each with the key that it comes from.
     """
     config, cluster = run.config, cluster or run.config.cluster
     _check_step(cluster, config.container_options)
@@ -82,7 +82,7 @@ def stage_job(
 
 
 def _check_step(cluster: ClusterConfig, container_options: ContainerOptions) -> None:
-    """Refuse what another key sets, and a word that srun would run in place of the tasks' script."""
+    """Refuse options that another key sets, and a word that srun would take for the tasks' script."""
     for first in cluster.task_prefix[:1]:
         if first.startswith("-") or not is_program(first):
             message = f"cluster.task_prefix: {literal(first)}: a program's name or whole path is needed first"
@@ -174,7 +174,7 @@ def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
 
 
 def _row_of(name: str) -> str:
-    """Return what to type to add a GPU to the table."""
+    """Return the override that adds a GPU to the table."""
     key = f"+cluster.gpu_types.{name if re.fullmatch('[A-Za-z][A-Za-z0-9_-]*', name) else 'NAME'}"
     row = "{memory_mib: 81559, peak_tflops: {bf16: 989.4}, memory_gb_s: 3350}"
     return f"another GPU, with its own figures in place of an H100's: {shlex.quote(f'{key}={row}')}"
@@ -194,7 +194,7 @@ def _misspelt(name: str, valid: Iterable[str]) -> list[str]:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """Return the letters and the digits of a GPU's name, without what comes after it: ``h``, ``100``."""
+    """Return the letters and the digits at the start of a GPU's name: ``h``, ``100``."""
     model = plain_name(name).partition(" ")[0]
     return re.sub(r"\d", "", model), re.sub(r"\D", "", model)
 
@@ -235,7 +235,7 @@ def gpus_as_requested(gpus: int, gres: str | None) -> tuple[int | None, str | No
 
 
 def other_gres(gres: str | None) -> str | None:
-    """Return what a value of `--gres` requests besides GPUs, such as ``tmpfs:200g``."""
+    """Return the part of a value of `--gres` without GPUs, such as ``tmpfs:200g``."""
     return ",".join(part for part in (gres or "").split(",") if not _OF_GPUS.fullmatch(part)) or None
 
 
@@ -289,7 +289,7 @@ def _set(variables: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _expansions(config: RunConfig) -> dict[str, str]:
-    """Return the variables that each task expands; raise UserError for what is no reference to another."""
+    """Return the variables that each task expands; raise UserError for a `$` without a variable's name."""
     for key, texts in (("cluster.env_expand", config.cluster.env_expand), ("env_expand", config.env_expand)):
         # The tasks have the rendezvous by then, and may change it.
         check_variables(key, texts.keys() - RENDEZVOUS)

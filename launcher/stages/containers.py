@@ -40,7 +40,7 @@ _EVALUATED = re.compile(r'[$`"\\\n]')
 def container(
     config: RunConfig, writable: Mapping[Path, str], readable: Mapping[Path, str]
 ) -> Container | None:
-    """Return the container with the directories that a job needs, and the user's own mounts.
+    """Return the container with a job's directories and the user's own mounts.
 
     `writable` and `readable` have each directory with the key that it comes from. Raise UserError if the
     image or a mount is not one that Pyxis can take.
@@ -65,14 +65,14 @@ def _check_options(options: ContainerOptions) -> None:
 
 
 def _check_container_name(name: str | None) -> None:
-    """Refuse a name that Enroot takes for a path, or of which Pyxis takes a part for its own words."""
+    """Refuse a name that Enroot takes for a path, or with a part that Pyxis interprets."""
     if name is None or (SAFE_NAME.fullmatch(name) and len(name) <= _LONGEST_CONTAINER_NAME):
         return
     key, stem = "container_options.name", name.partition(":")[0]
     problem, hint = "not a name of a container", "valid: letters, digits and . _ + = -"
     if name != stem and SAFE_NAME.fullmatch(stem):
-        problem = f"a name alone is needed here, without Pyxis' {literal(name[len(stem) :])}"
-        hint = f"{key}={stem}: it is made where there is none of the same image, and else used"
+        problem = f"give the name alone, without Pyxis' {literal(name[len(stem) :])}"
+        hint = f"{key}={stem}: reuse the container, or create it if no container of this image exists"
     elif len(name) > _LONGEST_CONTAINER_NAME:
         problem = f"{len(name)} characters are too many"
         hint = f"valid: up to {_LONGEST_CONTAINER_NAME}"
@@ -94,7 +94,7 @@ def _check_variable_names(names: Iterable[str]) -> None:
 
 
 def check_saving(container: Container | None, resources: Resources) -> None:
-    """Refuse to have several nodes write one image file: each writes what it ran, over the others."""
+    """Refuse to have several nodes write one image file, each over the others."""
     most = max(resources.node_counts)
     if container is not None and container.options.save is not None and most > 1:
         key = "container_options.save"
@@ -116,7 +116,7 @@ def _check_image(image: str) -> None:
 
 
 def _check_file(container: Container) -> None:
-    """Refuse what needs an image that is a file, and what Apptainer does not do."""
+    """Refuse options that need an image file, and those that Apptainer does not have."""
     options, key = container.options, "container_options.runtime"
     if options.stage_to is not None and not container.is_file:
         setting = f"container_options.stage_to={literal(options.stage_to)}"
@@ -124,10 +124,12 @@ def _check_file(container: Container) -> None:
     if options.runtime == "pyxis":
         if options.gpu_flag != "nv":
             flag = f"container_options.gpu_flag={literal(options.gpu_flag)}"
-            raise setting_error(f"{flag}: Pyxis has none", f"{key}=apptainer, or singularity", (key,))
+            raise setting_error(
+                f"{flag}: Pyxis has no such option", f"{key}=apptainer, or singularity", (key,)
+            )
         return
     if not container.is_file:
-        raise _needs_file(f"{key}={options.runtime}: files are what it starts here", container)
+        raise _needs_file(f"{key}={options.runtime}: the container must be an image file", container)
     for mount in container.mounts:
         if mount.source in SOURCES_WITHOUT_PATH:
             raise setting_error(

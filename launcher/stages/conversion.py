@@ -46,7 +46,7 @@ def _follow(conversion: ConversionConfig, before: RunConfig) -> ConversionConfig
 
 
 def _with_training(config: RunConfig, conversion: ConversionConfig) -> list[RunConfig]:
-    """Return the configuration with what the run of the source says of its training."""
+    """Complete the configuration from the training of the source's run."""
     model = configuration_of(conversion.model, f"{STAGE}.model")
     changes: dict[str, Any] = {"model": model.get("model", model) if model is not None else None}
     training = training_of_source(conversion.source)
@@ -70,7 +70,7 @@ def _plan(run: StageRun, conversion: ConversionConfig) -> Job:
         return nemo_conversion_job(run, conversion, node, readable)
     if conversion.to == "nemo":
         raise setting_error(
-            f"conversion.to=nemo: engine={config.engine} has no NeMo, whose script makes a .nemo file",
+            f"conversion.to=nemo: engine={config.engine} has no NeMo to make a .nemo file",
             hint="engine=nemo, or conversion=huggingface",
             also=("engine",),
         )
@@ -109,7 +109,7 @@ def _check_every(conversion: ConversionConfig, engine: str) -> None:
 
 
 def _readable(conversion: ConversionConfig) -> Iterator[tuple[Path, str]]:
-    """Yield what the job reads, with the keys that it comes from."""
+    """Yield the job's inputs, each with its key."""
     training = conversion.training.directory if conversion.training else None
     paths = {
         "source": conversion.source,

@@ -1,7 +1,7 @@
 """The data preparation stage: raw sources to tokens, as a single job or as three that follow each other.
 
-The three are launches of runs of their own, ``NAME_fetch``, ``NAME`` (the job array) and ``NAME_merge``: each
-has a log, a state and a history that the verbs about jobs show, and can be launched again alone.
+The three are launches of the runs ``NAME_fetch``, ``NAME`` (the job array) and ``NAME_merge``: each has its
+log, state and history for the verbs about jobs, and can be launched again alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipway.arithmetic.globs import split_glob
 from slipway.common.sections import Input, Phase
 
 STAGE: Final = "data_preparation"
-# The parts, in their order, with what is added to the name of the run.
+# The parts, in their order, with the suffix of the run's name.
 PHASES: dict[Phase, str] = {"fetch": "_fetch", "tokenize": "", "merge": "_merge"}
 
 # The option of a filter that names the file of a model.
@@ -31,7 +31,7 @@ _MODEL = "model"
 def _by_phase(config: RunConfig, preparation: DataPreparationConfig) -> list[RunConfig]:
     """Return one configuration for each job: several for an array of tasks.
 
-    Without a queue in which a job could wait, a single process does the work of all tasks.
+    Without a queue, a single process does the work of all tasks.
     """
     if preparation.phase is not None:
         return [_of_phase(config, preparation, preparation.phase)]
@@ -46,7 +46,7 @@ def _of_phase(config: RunConfig, preparation: DataPreparationConfig, phase: Phas
     if suffix:
         changes["results_dir"] = f"{run.results_dir.rstrip('/')}{suffix}"
     if preparation.phase is None and phase != "fetch":
-        changes["dependency"] = None  # what the first part waits for, the others wait for with it
+        changes["dependency"] = None  # the others wait for the first part
     own = replace(preparation, phase=phase, run=run.model_copy(update=changes))
     return config.model_copy(update={STAGE: own})
 

@@ -48,7 +48,7 @@ _CORES = 2
 
 
 def _with_training(config: RunConfig, evaluation: EvaluationConfig) -> list[RunConfig]:
-    """Return the configuration with what the run of the source says of its training."""
+    """Complete the configuration from the training of the source's run."""
     changes: dict[str, Any] = {"training": configuration_of(evaluation.training, f"{STAGE}.training")}
     training = training_of_source(evaluation.source)
     if training is not None:
@@ -78,8 +78,8 @@ def _follow(evaluation: EvaluationConfig, before: RunConfig) -> EvaluationConfig
 def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
     """Plan an evaluation: as many tasks as the model's layout needs.
 
-    Raise UserError if nothing says what to evaluate or how it was trained, our trainer cannot read it, or its
-    nodes do not share the tasks evenly.
+    Raise UserError if the source or its training is not given, our trainer cannot read it, or its nodes do
+    not share the tasks evenly.
     """
     config, paths = run.config, run.paths
     if config.engine != "megatron":
@@ -125,7 +125,7 @@ def _node(run: StageRun, evaluation: EvaluationConfig) -> dict[str, Any]:
 
 
 def _training(evaluation: EvaluationConfig, paths: LaunchPaths) -> dict[str, Any]:
-    """Return the configuration of the training, whose logs this job does not write."""
+    """Return the configuration of the training, with this job's own directory of logs."""
     key = f"{STAGE}.training"
     if not isinstance(evaluation.training, Mapping):
         raise setting_error(
@@ -177,7 +177,7 @@ def _tasks(processes: int | None, replica: int, devices: int) -> tuple[int, int]
 def _readable(
     config: RunConfig, node: Mapping[str, Any], training: Mapping[str, Any]
 ) -> Iterator[tuple[Path, str]]:
-    """Yield what the job reads, with the keys that it comes from."""
+    """Yield the job's inputs, each with its key."""
     yield Path(node["source"]), f"{STAGE}.source"
     if reads_data_dir(config, training):
         yield Path(config.data_dir), "data_dir"

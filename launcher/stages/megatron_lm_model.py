@@ -22,7 +22,7 @@ def same_names(*keys: str) -> dict[str, str]:
     return {key: f"--{key.replace('_', '-')}" for key in keys}
 
 
-# NeMo's switches that are on unless said otherwise, and how Megatron-LM is told that one is off.
+# NeMo's switches that are on by default, and Megatron-LM's options that switch them off.
 _OFF = {
     "bias_dropout_add_fusion": "--no-bias-dropout-fusion",
     "masked_softmax_fusion": "--no-masked-softmax-fusion",
@@ -30,7 +30,7 @@ _OFF = {
     "bias": "--disable-bias-linear",
 }
 
-# NeMo's switches that are off unless said otherwise, and how Megatron-LM is told that one is on.
+# NeMo's switches that are off by default, and Megatron-LM's options that switch them on.
 _ON = {
     "qkv_bias": "--add-qkv-bias",
     **same_names("add_qkv_bias", "fp32_residual_connection", "rotary_interleaved"),
@@ -104,7 +104,7 @@ def values(names: Mapping[str, str], node: Node) -> Iterator[Option]:
 
 
 def flags(names: Mapping[str, str], node: Node) -> Iterator[Option]:
-    """Yield the flags whose keys are true in a node."""
+    """Yield the flags of the keys that are true in a node."""
     for key, name in names.items():
         yield flag(name, node.get(key))
 
@@ -292,7 +292,7 @@ def _experts(model: Node) -> Iterator[Option]:
 
 
 def _latent_attention(model: Node) -> Iterator[Option]:
-    """Yield the options of attention whose queries and keys have norms, or come out of narrow vectors.
+    """Yield the options of attention with norms of queries and keys, or with these from narrow vectors.
 
     Its rotary positions are YaRN's there, which are the plain ones with the scaling factor of 1 that the
     options begin with.

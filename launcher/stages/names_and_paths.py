@@ -12,7 +12,7 @@ from launcher.plan import RENDEZVOUS
 from launcher.secrecy import MASK, hidden
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
-# Sites ask for names such as `account-project:run`; in names of files a `-` stands for the other signs.
+# Sites ask for names such as `account-project:run`; in names of files a `-` replaces the other signs.
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=:@-]*")
 
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -81,9 +81,9 @@ def _apart(config: RunConfig) -> list[RunConfig]:
 
 
 def _behind(config: RunConfig, position: int) -> RunConfig:
-    """Return the configuration of a stage alone, with what it takes from the stages before it.
+    """Return the configuration of a stage alone, completed from the stages before it.
 
-    What belongs to other stages is taken out: nothing later on has to know that there are others.
+    The nodes of other stages are removed: nothing later on has to know of them.
     """
     before, name = config.stages[:position], config.stages[position]
     earlier: dict[str, Any] = dict.fromkeys(STAGES) | {stage: getattr(config, stage) for stage in before}
@@ -109,14 +109,14 @@ def _check_order(config: RunConfig) -> None:
 
 
 def _check_every(config: RunConfig) -> None:
-    """Refuse a stage after each n-th checkpoint where no training makes them, or nobody can submit it."""
+    """Refuse a stage after each n-th checkpoint if no training makes them, or no node can submit it."""
     for position, stage in enumerate(config.stages):
         key, every = f"{stage}.every", getattr(getattr(config, stage), "every", None)
         if every is None:
             continue
         if "training" not in config.stages[:position]:
             raise setting_error(
-                f"{key}={every}: there is no training before it, whose checkpoints it would count",
+                f"{key}={every}: there is no training before it to count checkpoints of",
                 hint=f"{key}=null, or stages=[training,{stage}]",
                 also=("stages",),
             )

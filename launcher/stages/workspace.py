@@ -1,4 +1,4 @@
-"""The workspace stage: a shell on one node, with what a training would see there."""
+"""The workspace stage: a shell on one node, in the environment of a training."""
 
 from __future__ import annotations
 
@@ -122,5 +122,5 @@ WORKSPACE = Stage(
     WorkspaceConfig,
     _plan,
     split=_with_own_image,
-    alone="a workspace is a shell to sit at; nothing waits for its end",
+    alone="a workspace is interactive: no other stage can depend on it",
 )

@@ -312,7 +312,7 @@ def test_a_workspace_has_the_image_of_developers(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["stages=[workspace,training]"], "a shell to sit at"),
+        (["stages=[workspace,training]"], "a workspace is interactive"),
         (["workspace.shell=bin/sh"], "workspace.shell='bin/sh': a name or a whole path"),
         (["workspace.workdir=src"], "workspace.workdir='src': a whole path"),
         (["workspace.gpus=-1"], "workspace.gpus=-1"),
@@ -335,7 +335,7 @@ def test_mistakes(desk: Desk, overrides: list[str], message: str) -> None:
         (["launch", "--smoke"], "--smoke: stages=[workspace] is a shell"),
         (["launch", "--build=job"], "--build=job: with stages=[workspace]"),
         (["render", "--task"], "--task: a workspace has no tasks"),
-        (["sweep", "training.model.optim.lr=1e-4,2e-4", "--dry-run"], "a shell to sit at"),
+        (["sweep", "training.model.optim.lr=1e-4,2e-4", "--dry-run"], "a workspace is interactive"),
         (["launch", "--no-check=path.mounts"], "salloc is not on this machine"),
     ],
 )

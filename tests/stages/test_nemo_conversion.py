@@ -95,7 +95,7 @@ def test_decoder_of_a_t5_begins_at_its_stage() -> None:
         ([*ALONE, "conversion.model_type=gpt", "conversion.dtype=bfloat16"], "conversion.dtype=bfloat16"),
         ([*ALONE, "conversion=safetensors", "conversion.model_type=gpt"], "conversion.to=safetensors"),
         ([*ALONE, "conversion=huggingface", "conversion.model_type=gpt"], "conversion.model=null"),
-        ([*TRAINED[:1], "conversion=huggingface", "training=t5/220m"], "its model_type is none of theirs"),
+        ([*TRAINED[:1], "conversion=huggingface", "training=t5/220m"], "its model_type is not one"),
         ([*TRAINED, "training=gpt3/126m", "conversion.every=5"], "conversion.every=5"),
         ([*ALONE, "conversion.model_type=gpt", "conversion.check.enabled=True"], "conversion.check.enabled"),
         ([*TRAINED[:1], "conversion=huggingface", "training=gpt3/126m"], "model.normalization="),
