@@ -147,7 +147,6 @@ class Draft:
 
     @property
     def script(self) -> str:
-        """The text of the script that is submitted."""
         return self.texts[self.plan.paths.script]
 
     @cached_property

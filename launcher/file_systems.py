@@ -72,12 +72,11 @@ def mount_of(path: Path) -> MountedFileSystem | None:
 
 
 def local_mount(path: Path) -> MountedFileSystem | None:
-    """Return the file system of a path if it is local to this machine; else ``None``."""
     mount = mount_of(path)
     if mount is None or not mount.is_local:
         return None
     place = existing(path)
-    return None if any(place.is_relative_to(directory) for directory in _exported()) else mount
+    return None if any(place.is_relative_to(directory) for directory in _read_exports()) else mount
 
 
 def is_shared(path: Path) -> bool:
@@ -94,14 +93,14 @@ def mounts() -> Iterator[MountedFileSystem]:
         before, _, after = line.partition(" - ")
         place, kind = before.split(), after.split()
         if len(place) > 4 and len(kind) > 1:
-            yield MountedFileSystem(kind[0], Path(_unescaped(place[4])), _unescaped(kind[1]))
+            yield MountedFileSystem(kind[0], Path(_unescape(place[4])), _unescape(kind[1]))
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
-def _exported() -> Iterator[Path]:
+def _read_exports() -> Iterator[Path]:
     """Yield the directories that this machine exports to others, see exports(5)."""
     for place in EXPORTS:
         files = sorted(place.glob("*.exports")) if place.is_dir() else [place]
@@ -113,7 +112,7 @@ def _exported() -> Iterator[Path]:
             for line in lines:
                 directory = line.split()[:1]
                 if directory and directory[0].startswith("/"):
-                    yield Path(_unescaped(directory[0]))
+                    yield Path(_unescape(directory[0]))
 
 
 def room_at(path: Path) -> Room | None:
@@ -139,10 +138,10 @@ def _quota_left(mount: MountedFileSystem, group: int) -> int | None:
         who = (("-u", os.getuid()), ("-g", group))
         answers = [_output("lfs", "quota", "-q", flag, str(id), str(mount.point)).split() for flag, id in who]
         # In one line, or with the numbers in a second one after a long name.
-        left = [_left(answer[1:4]) for answer in answers if answer]
+        left = [_parse_left(answer[1:4]) for answer in answers if answer]
     else:
         answer = _output("quota", "-u", "-g", "-w", "-p")
-        left = [_left(row[1:4]) for row in _rows(answer, group) if row[:1] == [mount.source]]
+        left = [_parse_left(row[1:4]) for row in _rows(answer, group) if row[:1] == [mount.source]]
     return min((bytes_left for bytes_left in left if bytes_left is not None), default=None)
 
 
@@ -157,7 +156,7 @@ def _rows(answer: str, group: int) -> Iterator[list[str]]:
             yield line.split()
 
 
-def _left(numbers: Iterable[str]) -> int | None:
+def _parse_left(numbers: Iterable[str]) -> int | None:
     """Return the bytes left, from KiB used (starred beyond the limit), soft and hard limit; 0: no limit."""
     values = [text.rstrip("*") for text in numbers]
     if len(values) != 3 or not all(value.isdecimal() for value in values):

@@ -189,7 +189,6 @@ class Job:
 
     @property
     def payload_config(self) -> Mapping[str, Any] | None:
-        """The configuration that the payload reads, or ``None`` if it reads none."""
         return self.config if self.config is not None else self.stage_config
 
     @property

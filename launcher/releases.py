@@ -100,7 +100,6 @@ class MegatronLm(NamedTuple):
 
 @cache
 def table() -> Mapping[str, Any]:
-    """Return the file of releases as it is."""
     text = Path(__file__).with_name("releases.json").read_text(encoding="utf-8")
     content: Mapping[str, Any] = json.loads(text)
     return content
@@ -118,7 +117,7 @@ def images() -> tuple[Contents, ...]:
     rows = []
     for row in table()["images"]:
         facts = {name: value for name, (value, _) in row["facts"].items()}
-        family = _family_of(row["image"])
+        family = _find_family(row["image"])
         rows.append(Contents(f"{row['image']}:{row['tag']}", family, row["tag"], **facts))
     return tuple(rows)
 
@@ -139,7 +138,7 @@ def contents_of(
     An image of another repository with a name that ends in ``nvidia/nemo`` counts as a copy, and a longer tag
     than a release's as that release with changes: neither is certain.
     """
-    family = _family_of(repository)
+    family = _find_family(repository)
     if family is None:
         return None
     month = _MONTH.match(tag or "")
@@ -147,9 +146,9 @@ def contents_of(
     name = f"{registry}/" * bool(registry) + repository + end
     is_certain = registry == NVIDIA and repository in _RELEASES
     if month is None:
-        return _named(name, family, None, is_certain=is_certain)
+        return _find_named(name, family, None, is_certain=is_certain)
     is_release = is_certain and _RELEASES[repository].fullmatch(tag or "") is not None
-    return _named(name, family, month[1], is_certain=is_release)
+    return _find_named(name, family, month[1], is_certain=is_release)
 
 
 def contents_by_file_name(name: str) -> Contents | None:
@@ -158,17 +157,17 @@ def contents_by_file_name(name: str) -> Contents | None:
     if match is None:
         return None
     family: Family = "pytorch" if match["family"] else "nemo"
-    return _named(None, family, match["month"], is_certain=False)
+    return _find_named(None, family, match["month"], is_certain=False)
 
 
-def _named(name: str | None, family: Family, month: str | None, *, is_certain: bool) -> Contents:
+def _find_named(name: str | None, family: Family, month: str | None, *, is_certain: bool) -> Contents:
     for row in images():
         if (row.family, row.month) == (family, month):
             return replace(row, origin=name or row.origin, is_certain=is_certain)
     return Contents(name or f"{NVIDIA}/nvidia/{family}:{month}", family, is_certain=is_certain)
 
 
-def _family_of(repository: str) -> Family | None:
+def _find_family(repository: str) -> Family | None:
     return next((of for name, of in _REPOSITORIES.items() if f"/{repository}".endswith(f"/{name}")), None)
 
 

@@ -132,14 +132,14 @@ _FOLDED = (("\u0130", "i"), ("\u0131", "i"), ("\u017f", "s"), ("\u212a", "k"))
 
 def formed(text: str) -> Iterator[Secret]:
     """Yield the secrets of a text that are known by their forms."""
-    present = _cues_in(text)  # none in most texts
+    present = _find_cues(text)  # none in most texts
     for what, cues, pattern in _FORMS if present else ():
         if not present.isdisjoint(cues.split()):
-            for match in _compiled(pattern).finditer(text):
+            for match in _compile(pattern).finditer(text):
                 yield Secret(*match.span("value"), what)
 
 
-def _cues_in(text: str) -> set[str]:
+def _find_cues(text: str) -> set[str]:
     for letter, plain in _FOLDED:
         text = text.replace(letter, plain)
     text = text.lower()
@@ -147,5 +147,5 @@ def _cues_in(text: str) -> set[str]:
 
 
 @functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)

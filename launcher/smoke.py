@@ -150,15 +150,15 @@ def _shrink(draft: Draft) -> tuple[list[str], list[str]]:
     shape = read_parallel_config(values)
     if shape is None:
         raise UserError("--smoke: the sizes of the layout cannot be read")
-    small = _on_one_node(shape, values)
+    small = _shrink_to_one_node(shape, values)
     batch = small.micro * small.data(1) * shape.micro_batches(nodes)
     chosen = dict(chain(_steps(config, draft), _model(config, shape, small, batch)))
     overrides = [_override(config, key, value) for key, value in chosen.items()]
-    overrides += _one_job_on_one_node(draft)
+    overrides += _restrict_job(draft)
     return overrides, list(_summary(draft, values, shape, small, batch))
 
 
-def _on_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
+def _shrink_to_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
     """Return the layout with as much of its pipeline as fits on one node; each stage keeps its layers."""
     group = shape.tensor * shape.context
     for pipeline in range(shape.pipeline, 0, -1):
@@ -243,7 +243,7 @@ def _override(config: Mapping[str, Any], key: str, value: Any) -> str:
 _MISSING = object()
 
 
-def _one_job_on_one_node(draft: Draft) -> Iterator[str]:
+def _restrict_job(draft: Draft) -> Iterator[str]:
     """Yield overrides for one named node, and no chain or array: their jobs would repeat the two steps."""
     job = draft.plan.job
     # The stage's own settings, in place of the cluster's.

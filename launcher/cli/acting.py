@@ -104,7 +104,6 @@ def print_end(outcome: Outcome) -> None:
 
 
 def name_of(target: LaunchStatus) -> str:
-    """Return the job's name for people."""
     link = f", link {target.chain}" if target.chain else ""
     launch = f" (launch {target.number}{link})" if target.number else ""
     return f"job {target.job_id} of {target.run}{launch}" if target.job_id else f"{target.run}{launch}"

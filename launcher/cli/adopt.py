@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.config.adoption import Adoption, Note, adopt
+from launcher.config.adoption import Adoption, adopt
 from launcher.errors import UserError
 from launcher.runs.paths import display_path
-from launcher.ui.tables import Cell, print_listing
+from launcher.ui.tables import print_listing
 
 REPORT = "ADOPTED.md"
 _DEFAULT = Path("adopted")
@@ -53,14 +53,11 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps([asdict(note) for note in adoption.notes], indent=2))
         return
-    print_listing(("WHAT", "OUTCOME", "WHY"), map(_row, adoption.notes), unfolded=(1,))
+    rows = ((note.what, (note.outcome, _STYLES[note.outcome]), note.why) for note in adoption.notes)
+    print_listing(("WHAT", "OUTCOME", "WHY"), rows, unfolded=(1,))
     shown = display_path(output)
     print(f"Written into {shown}: {len(adoption.files)} files; this table and more: {shown}/{REPORT}")
     print(f"  slipway launch --config-dir {shlex.quote(shown)} --dry-run    look at a script")
-
-
-def _row(note: Note) -> tuple[Cell, ...]:
-    return (note.what, (note.outcome, _STYLES[note.outcome]), note.why)
 
 
 def write_adopted(directory: Path, output: Path) -> Adoption:

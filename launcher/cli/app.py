@@ -170,7 +170,7 @@ def _prepare_streams() -> None:
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # as long as the process
     if sys.stderr is None:
-        sys.stderr = _lossy(sys.stdout)
+        sys.stderr = _make_lossy(sys.stdout)
     for stream in (sys.stdout, sys.stderr):
         # An unprintable text is no error: a path that is not UTF-8 keeps its bytes, an arrow on an ASCII
         # terminal is escaped.
@@ -179,7 +179,7 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
     # Work such as a submission continues even if its messages cannot be written.
     if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = _lossy(sys.stderr)
+        sys.stderr = _make_lossy(sys.stderr)
 
 
 class _Lossy(io.FileIO):
@@ -192,7 +192,7 @@ class _Lossy(io.FileIO):
         return len(data)
 
 
-def _lossy(stream: TextIO) -> TextIO:
+def _make_lossy(stream: TextIO) -> TextIO:
     raw = _Lossy(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True, write_through=True
@@ -307,7 +307,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if rest:
         # argparse gives up on positionals after an option: `training=gpt3/5b --dry-run cluster=bcm`.
         if not hasattr(args, "overrides") or any(word.startswith("-") for word in rest):
-            raise _unknown_arguments(rest, _innermost(subparsers.choices[verb], words[1:]))
+            raise _explain_unknown_arguments(rest, _find_innermost(subparsers.choices[verb], words[1:]))
         args.overrides.extend(rest)
     return args
 
@@ -318,7 +318,7 @@ def add_verbs(parsers: argparse._SubParsersAction[Any], verbs: Iterable[str] = V
         importlib.import_module(f"launcher.cli.{name}").add_parser(parsers)
 
 
-def _innermost(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
+def _find_innermost(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of the verb below a verb that the words name, such as `show` of `data`."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -326,7 +326,7 @@ def _innermost(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     return parser
 
 
-def _unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) -> UserError:
+def _explain_unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) -> UserError:
     """Return the mistake of arguments that a verb does not take, with the nearest option."""
     # argparse counts the overrides before an unknown option as unknown, too.
     words = [word for word in words if word.startswith("-")] or words

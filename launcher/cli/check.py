@@ -242,14 +242,14 @@ def _layouts(plan: Plan) -> Iterator[dict[str, Any] | None]:
 
 
 def _finding_lines(findings: Sequence[Finding]) -> Iterator[Line]:
-    for item in _merged_skips(findings):
+    for item in _merge_skips(findings):
         severity = (f"{item.severity}: ", _STYLES[item.severity])
         yield severity, (item.message, ""), (f" [{item.id}]", "dim")
         for text, style in ((item.source, "dim"), (item.fix, "green")):
             yield from (((f"  {line}", style),) for line in (text.split("\n") if text else ()))
 
 
-def _merged_skips(findings: Sequence[Finding]) -> Iterator[Finding]:
+def _merge_skips(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Merge checks that were skipped for the same reason, such as a cluster that cannot be asked."""
     for item in findings:
         same = [other for other in findings if item.why is not None and other.why == item.why]

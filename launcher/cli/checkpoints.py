@@ -180,7 +180,6 @@ class NamedCheckpoints:
 
 
 def _words_of_source(args: argparse.Namespace) -> tuple[str, NamedCheckpoints, list[str]]:
-    """Return the word for the source, its checkpoints, and the overrides."""
     overrides = [word for word in args.overrides if "=" in word and not Path(word).exists()]
     sources = [word for word in args.overrides if word not in overrides]
     if not sources:

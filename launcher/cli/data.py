@@ -179,12 +179,12 @@ def _lines_after_preparation(launched: Launch) -> Iterator[str]:
     if node["phase"] not in (None, "merge") or not sys.stdout.isatty():
         return
     prefix, directory, splits = Path(node["output_prefix"]), Path(node["tokenizer_dir"]), node["splits"]
-    words = [f"data_dir={_written(prefix.parent)}"]
+    words = [f"data_dir={_format_path(prefix.parent)}"]
     if splits or (prefix.name, directory) != ("corpus_text_document", prefix.parent / "bpe"):
-        parts = ",".join(f"{name}:[{_written(f'{prefix}_{name}')}]" for name in splits or ())
+        parts = ",".join(f"{name}:[{_format_path(f'{prefix}_{name}')}]" for name in splits or ())
         key = "training.model.data.data_prefix"
         # Hydra makes no mapping of the list that is there.
-        words = [f"~{key}", f"+{key}={{{parts}}}"] if parts else [f"{key}=[{_written(prefix)}]"]
+        words = [f"~{key}", f"+{key}={{{parts}}}"] if parts else [f"{key}=[{_format_path(prefix)}]"]
         words += _tokenizer_words(directory)
     yield f"\n{shlex.join(['slipway', 'launch', 'training=gpt3/tiny', 'cluster=local', *words])}"
 
@@ -196,10 +196,10 @@ def _tokenizer_words(directory: Path) -> list[str]:
         model = min(directory.glob("*.model"), default=None)
         library = "huggingface" if model is None else "sentencepiece"
         values = {"library": Path(library), "type" if model is None else "model": model or directory}
-    return [f"training.model.tokenizer.{key}={_written(value)}" for key, value in values.items()]
+    return [f"training.model.tokenizer.{key}={_format_path(value)}" for key, value in values.items()]
 
 
-def _written(path: Path | str) -> str:
+def _format_path(path: Path | str) -> str:
     """Return a path as a user would write it in an override."""
     return str(path) if re.fullmatch(r"[\w./-]+", str(path), re.ASCII) else hydra_value(str(path))
 

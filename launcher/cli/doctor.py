@@ -95,7 +95,6 @@ def _summary(report: Sequence[Finding], nodes: int) -> str:
 
 
 def _content(line: Finding) -> dict[str, object]:
-    """Return the object that ``--json`` prints of a line."""
     return {
         "what": line.id,
         "status": line.severity,
@@ -129,7 +128,6 @@ def _print_table(report: Sequence[Finding], *, has_nodes: bool) -> None:
 
 
 def plain_lines(report: Sequence[Finding], *, has_nodes: bool) -> list[str]:
-    """Return the lines of the report for a pipe."""
     rows = []
     for line in report:
         cells, text, fix = _cells(line, has_nodes)

@@ -141,7 +141,6 @@ def _cells(entry: Stored) -> tuple[str, ...]:
 
 
 def _compression_and_time(entry: Stored) -> tuple[str, str]:
-    """Return the compression and the time of an image, or its fault."""
     try:
         block = read_superblock(entry.path)
     except UserError:

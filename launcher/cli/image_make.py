@@ -179,7 +179,7 @@ def _build(args: argparse.Namespace) -> None:
     store = shared.find_store(args, others)
     recipe = _read_recipe(args, own)
     if args.expect not in (None, recipe.file_name):
-        return _print_imported(_built_before(args.expect, store, recipe), args.json)
+        return _print_imported(_find_built(args.expect, store, recipe), args.json)
     if args.on_cluster:
         # The recipe may change while the job waits.
         expected = f"--expect={recipe.file_name}"
@@ -193,7 +193,7 @@ def _build(args: argparse.Namespace) -> None:
     return _print_imported(imported, args.json)
 
 
-def _built_before(expected: str, store: Path, recipe: Recipe) -> Imported:
+def _find_built(expected: str, store: Path, recipe: Recipe) -> Imported:
     """Return the expected file of a recipe that has changed since."""
     entry = stored(store / expected)
     if entry is None or not is_squashfs(entry.path):

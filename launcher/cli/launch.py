@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _EXAMPLE = "gpt3/126m"  # what config.yaml chooses: a day on 64 GPUs
 
-# Places where --build makes the image.
 _HOST, _JOB = "host", "job"
 
 _HELP = """\
@@ -266,7 +265,7 @@ def _build_and_try(args: argparse.Namespace) -> tuple[list[Launch], int]:
     """
     request = request_of(args, args.overrides)
     if args.build:
-        reports, request = _built(args, request)
+        reports, request = _make_image_first(args, request)
     else:
         reports = _check(args, drafts(request), request)
     if args.smoke:
@@ -284,7 +283,7 @@ def _build_and_try(args: argparse.Namespace) -> tuple[list[Launch], int]:
     return _launch(args, reports, request), errors.DONE
 
 
-def _built(args: argparse.Namespace, request: Request) -> tuple[list[CheckReport], Request]:
+def _make_image_first(args: argparse.Namespace, request: Request) -> tuple[list[CheckReport], Request]:
     """Check a launch and make its image, or draft the job that makes it first."""
     from launcher.images.progress import show_progress
     from launcher.launching.building import draft_with_image, make_here

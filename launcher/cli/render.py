@@ -111,14 +111,16 @@ _STYLES = (("---", "bold"), ("+++", "bold"), ("@@", "cyan"), ("-", "red"), ("+",
 def run_diff(args: argparse.Namespace) -> int:
     words = [parse_override(text) for text in args.overrides]
     if len(words) == 2 and all(word.value is None and not word.sign for word in words):
-        return _print_differences(list(_between(*(find_one(word.key, Path("results")) for word in words))))
+        return _print_differences(
+            list(_compare_launches(*(find_one(word.key, Path("results")) for word in words)))
+        )
     launches = drafts(
         Request(args.overrides, [], config_dirs=args.config_dirs, template_dir=args.template_dir)
     )
     if len(launches) > 1 and args.launch is not None:
         hint = f"stages=[{launches[-1].plan.job.stage}]"
         raise UserError(f"--launch {args.launch}: name its stage", key="stages", hint=hint)
-    return _print_differences([line for draft in launches for line in _of_stage(draft, args.launch)])
+    return _print_differences([line for draft in launches for line in _compare_stage(draft, args.launch)])
 
 
 def _print_differences(lines: list[str]) -> int:
@@ -127,14 +129,13 @@ def _print_differences(lines: list[str]) -> int:
     return 1 if lines else 0
 
 
-def _between(first: RunRef, second: RunRef) -> Iterator[str]:
+def _compare_launches(first: RunRef, second: RunRef) -> Iterator[str]:
     """Return the differences between the configurations of two runs' newest launches."""
     old, new = (open_launch(run.run_dir, run.launch).paths.root_config for run in (first, second))
-    return _unified(old, _text(_read_config(old)), _text(_read_config(new)), display_path(new))
+    return _diff(old, _text(_read_config(old)), _text(_read_config(new)), display_path(new))
 
 
-def _of_stage(draft: Draft, launch: int | None) -> list[str]:
-    """Return the differences of one stage's run."""
+def _compare_stage(draft: Draft, launch: int | None) -> list[str]:
     run_dir = draft.plan.paths.run_dir
     try:
         numbers = launch_numbers(run_dir)
@@ -157,17 +158,17 @@ def differences(manifest: Manifest, draft: Draft) -> Iterator[str]:
     # Under the names that they had then: the run's or the job's name may be what changed.
     old = LaunchPaths(draft.plan.paths.run_dir, manifest.run, manifest.job_name, manifest.launch)
     config = draft.plan.job.payload_config
-    yield from _unified(old.script, _read(old.script), draft.script)
-    yield from _unified(old.task_script, _read(old.task_script), draft.texts[draft.plan.paths.task_script])
+    yield from _diff(old.script, _read(old.script), draft.script)
+    yield from _diff(old.task_script, _read(old.task_script), draft.texts[draft.plan.paths.task_script])
     # In the files several keys may share a line.
     before = _read_config(old.config)
-    yield from _unified(old.config, _text(before), _text(config))
+    yield from _diff(old.config, _text(before), _text(config))
     root = _read_config(old.root_config)
     if root is not None:  # earlier versions stored none
         now = yaml.safe_load(stored_text(draft.stored_config, os.environ))
         # The files that the job reads are compared above.
         compared = () if before is None or config is None else (manifest.stage,)
-        yield from _unified(old.root_config, _text(root, compared), _text(now, compared))
+        yield from _diff(old.root_config, _text(root, compared), _text(now, compared))
 
 
 def _text(config: Mapping[str, Any] | None, without: tuple[str, ...] = ()) -> str | None:
@@ -194,7 +195,7 @@ def _read(path: Path) -> str | None:
         raise UserError(f"{path}: no longer a valid script: {escape(str(error))}") from error
 
 
-def _unified(
+def _diff(
     path: Path, before: str | None, text: str | None, name: str = "as it would be now"
 ) -> Iterator[str]:
     old = "/dev/null" if before is None else display_path(path)

@@ -15,7 +15,6 @@ from launcher.ui.tables import print_code
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all verbs that launch share."""
     add_option(parser, "--dry-run", "print the script; write and submit nothing")
     add_no_check(parser)
     add_tree_options(parser)
@@ -23,7 +22,6 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_no_check(parser: argparse.ArgumentParser) -> None:
-    """Add the option that skips checks."""
     text = "skip a check, such as layout.gpus; may be given again. docs/checks.md has them all"
     add_option(parser, "--no-check ID", text, action="append", default=[])
 

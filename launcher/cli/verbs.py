@@ -45,7 +45,7 @@ MODULES = {
     **dict.fromkeys(("convert", "evaluate"), "checkpoints"),
 }
 
-# What other tools call a verb.
+# Other tools' names of verbs.
 _SYNONYMS = {
     "launch": "train run submit start sbatch srun torchrun pretrain",
     "resume": "continue restart relaunch requeue",

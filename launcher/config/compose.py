@@ -74,7 +74,6 @@ class Composition:
             raise
 
     def sources(self) -> Sources:
-        """Return the sources of the values."""
         return Sources(self.overrides, tree_roots(self.config_dirs))
 
 

@@ -164,7 +164,7 @@ def read_mapping(path: Path) -> tuple[str, DictConfig]:
     except OSError as error:
         raise UserError(f"{name}: {(error.strerror or str(error)).lower()}") from error
     except yaml.YAMLError as error:
-        raise _not_yaml(name, text, error) from error
+        raise _explain_yaml_error(name, text, error) from error
     except OmegaConfBaseException as error:
         message = f"{name}: {error.full_key}: not an interpolation: {escape(str(error).splitlines()[0])}"
         raise UserError(message, hint="it is ${KEY}") from error
@@ -174,7 +174,7 @@ def read_mapping(path: Path) -> tuple[str, DictConfig]:
     return text, content
 
 
-def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> UserError:
+def _explain_yaml_error(name: str, text: str, error: yaml.YAMLError) -> UserError:
     if not isinstance(error, yaml.MarkedYAMLError):
         return UserError(f"{name}: not valid YAML: {escape(str(error).splitlines()[0])}")
     begin, mark = error.context_mark, error.problem_mark or error.context_mark

@@ -141,7 +141,7 @@ def keys_for_hydra(parsed: Sequence[Override]) -> list[str]:
     """Return the overrides of keys in Hydra's syntax; raise UserError for a malformed one."""
     for override in parsed:
         _check_form(override)
-    return [_as_typed(override) for override in parsed]
+    return [_format_typed(override) for override in parsed]
 
 
 def skipped_groups(overrides: Sequence[Override]) -> list[str]:
@@ -188,7 +188,7 @@ def is_derived_from_gpus(key: str, overrides: Sequence[Override]) -> bool:
     return key in _FOLLOWING and NODE_GPUS in typed and typed.isdisjoint(_FOLLOWING[key])
 
 
-def _as_typed(override: Override) -> str:
+def _format_typed(override: Override) -> str:
     """Return the override as Hydra is to read it.
 
     Text is quoted: Hydra would read 1.10 as 1.1 and 0022 as 22, and no ``#`` at all. ``+`` becomes ``++``, so
@@ -200,7 +200,7 @@ def _as_typed(override: Override) -> str:
     if override.is_choice:
         return f"{key}={value}" if sign else override.text
     if _LISTS.match(key):
-        value = _as_list(key, value)
+        value = _quote_items(key, value)
     elif value.startswith("~/") or (
         _TEXTS.match(key) and key not in _OPEN_TEXTS and not _HYDRA_READS.fullmatch(value)
     ):
@@ -210,7 +210,7 @@ def _as_typed(override: Override) -> str:
     return f"{'++' if sign or _OPEN.match(key) else ''}{key}={value}"
 
 
-def _as_list(key: str, value: str) -> str:
+def _quote_items(key: str, value: str) -> str:
     """Quote the items of a list of text, and arguments that were given as one text."""
     match = _PLAIN_LIST.fullmatch(value)
     if match:
@@ -293,7 +293,7 @@ def about(group: str, choice: str, roots: Sequence[Path]) -> str | None:
 
 def choice_hint(choice: str, options: Sequence[str]) -> str:
     """Suggest the nearest choice, and list those of the same family, or all."""
-    near = _of_its_family(choice, options)
+    near = _select_family(choice, options)
     listing = f"valid: {', '.join(near) or 'none'}"
     # A family, or a part of files (`_base`), is no nearer to one than to another.
     is_part = "/_" in f"/{choice}"
@@ -302,15 +302,14 @@ def choice_hint(choice: str, options: Sequence[str]) -> str:
     return f"did you mean {' or '.join(map(repr, suggestions))}? {listing}" if suggestions else listing
 
 
-def _of_its_family(choice: str, options: Sequence[str]) -> list[str]:
-    """Return the choices of the same family, or else all."""
+def _select_family(choice: str, options: Sequence[str]) -> list[str]:
     family = choice.split("/")[0]
     return [name for name in options if name.startswith(f"{family}/")] or list(options)
 
 
 def nearest_choice(choice: str, options: Sequence[str]) -> str | None:
     """Return the choice that is most likely meant, of the same family where there is one."""
-    near = _of_its_family(choice, options)
+    near = _select_family(choice, options)
     candidates = [*_nearest(choice, near), *(near if len(near) < len(options) else [])]
     return candidates[0] if candidates else None
 

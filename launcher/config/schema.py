@@ -107,7 +107,7 @@ class ClusterConfig(StrictModel, QueueFlags):  # type: ignore[misc]  # by its co
 
 
 @cache
-def _any_of_the_cluster() -> type[BaseModel]:
+def _make_stage_changes() -> type[BaseModel]:
     """Make all of the cluster's keys optional; unknown keys are refused in the merged cluster."""
     fields: dict[str, Any] = {
         name: (field.rebuild_annotation(), None) for name, field in ClusterConfig.model_fields.items()
@@ -118,7 +118,7 @@ def _any_of_the_cluster() -> type[BaseModel]:
 def _changes(value: Any) -> Any:
     # Here already, where a number for a text can be read as it was written.
     if isinstance(value, dict) and value:
-        _any_of_the_cluster().model_validate(value)
+        _make_stage_changes().model_validate(value)
     return value
 
 

@@ -49,7 +49,7 @@ def check_secrets(config: BaseModel) -> None:
     for key, items in values:
         if isinstance(items, list | tuple):
             for secret in secret_items(items, known).values():
-                raise _refusal(key, f"it has {secret.what}", secret.variable or _variable_of(key))
+                raise _refusal(key, f"it has {secret.what}", secret.variable or _suggest_variable(key))
 
 
 def check_references(references: Mapping[str, str]) -> None:
@@ -66,7 +66,7 @@ def check_texts(texts: Mapping[Path, str], origin: str) -> None:
                 where = f"{origin}: line {number} of {path.name}"
                 raise UserError(
                     f"{where}: a secret must not be written into a script: it has {secret.what}",
-                    hint=_in_a_file(secret.variable or "A_TOKEN"),
+                    hint=_suggest_file(secret.variable or "A_TOKEN"),
                 )
 
 
@@ -95,19 +95,19 @@ def values_of(node: Any) -> Iterator[tuple[str, Any]]:
 def _check(key: str, value: str | int, known: Known) -> None:
     name = key.rpartition(".")[2]
     if is_secret_key(key) and not is_file_key(key):
-        raise _refusal(key, None, _variable_of(key))
+        raise _refusal(key, None, _suggest_variable(key))
     # A name may be a secret as well: a mapping's keys are the user's.
     secrets = secrets_in(name, known=known)
     if isinstance(value, str):
         secrets += secrets_in(value, key, known=known)
     if secrets:
-        variable = secrets[0].variable or _variable_of(key)
+        variable = secrets[0].variable or _suggest_variable(key)
         listed = is_exported(str(value), key)
         further = f"if it is no secret: env_vars.{variable}=..." if listed else None
         raise _refusal(key, f"it has {secrets[0].what}", variable, further)
 
 
-def _variable_of(key: str) -> str:
+def _suggest_variable(key: str) -> str:
     """Return the variable that a key's value would be read from instead."""
     *parents, name = key.split(".")
     if "wandb_logger_kwargs" in (*parents, name):
@@ -129,11 +129,11 @@ def _refusal(key: str, what: str | None, variable: str, further: str | None = No
     return UserError(
         f"{printed}: a secret must not be written into {file}{because}",
         key=key,
-        hint="\n".join(filter(None, [_in_a_file(variable), further])),
+        hint="\n".join(filter(None, [_suggest_file(variable), further])),
     )
 
 
-def _in_a_file(variable: str) -> str:
+def _suggest_file(variable: str) -> str:
     return f"keep it in a file that only you can read: env_files={{{variable}: /path/of/the/file}}"
 
 
@@ -187,18 +187,17 @@ def placeholders_in(node: Mapping[str, Any], sources: Sources) -> list[Placehold
     ]
     if len(left) < 2:
         return left
-    written = [mistake for mistake in left if _stands_there(mistake, sources)]
+    written = [mistake for mistake in left if _is_written_there(mistake, sources)]
     names = {mistake.text for mistake in written}
     return [mistake for mistake in left if mistake in written or mistake.text not in names]
 
 
-def _stands_there(mistake: Placeholder, sources: Sources) -> bool:
+def _is_written_there(mistake: Placeholder, sources: Sources) -> bool:
     text = sources.written(str(mistake.key), depth=0)
     return text is not None and (mistake.text in text or "oc.env" in text)
 
 
 def placeholder_in(key: str, value: str) -> str | None:
-    """Return the placeholder in the value of a key, if there is one."""
     match = _LIKELY.search(value)
     if match and _FREE.match(key):
         match = _CERTAIN.search(value)

@@ -65,7 +65,7 @@ class Position(NamedTuple):
     value: str | None
 
 
-def _without_secrets(message: str, overrides: Sequence[str]) -> str:
+def _mask_secrets(message: str, overrides: Sequence[str]) -> str:
     """Mask the values of secrets in a message that quotes overrides, whole or in part."""
     for text in overrides:
         message = message.replace(escape(text), escape(redacted(text)))
@@ -101,7 +101,7 @@ class Sources:
         for mistake in {error, *error.mistakes}:
             for part in ("message", "source", "hint"):
                 text = getattr(mistake, part)
-                setattr(mistake, part, text and _without_secrets(text, self._texts))
+                setattr(mistake, part, text and _mask_secrets(text, self._texts))
 
     def locate(self, key: str, depth: int = _REFERENCES_FOLLOWED) -> str | None:
         """Return ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nothing sets the key."""
@@ -216,7 +216,6 @@ def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str 
 
 
 def _position(node: yaml.Node | None, file: TreeFile, key: str) -> Position | None:
-    """Return the place in a file that sets a key."""
     below = key if not file.package else key.removeprefix(f"{file.package}.")
     if file.package and below == key:
         return None

@@ -101,7 +101,6 @@ class TreeComposer:
         self._pickled: dict[tuple[str, ...], bytes] = {}
 
     def compose(self, overrides: Sequence[str]) -> ComposedTree:
-        """Compose a tree by Hydra."""
         composed = self._by_hydra(for_hydra(overrides, self.primary))
         OmegaConf.set_struct(composed.tree, False)
         return composed

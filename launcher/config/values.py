@@ -38,7 +38,7 @@ def matching(pattern: str, problem: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _read_by(read: Callable[[Any], object]) -> AfterValidator:
+def _validate_by(read: Callable[[Any], object]) -> AfterValidator:
     """Return a validator of values that `read` raises no error for."""
 
     def check(value: Any) -> Any:
@@ -101,7 +101,7 @@ def _flag_value(value: Any) -> Any:
     return one_line(as_text(value))
 
 
-def _with_array(flags: dict[str, bool | str | None]) -> dict[str, bool | str | None]:
+def _check_flag_array(flags: dict[str, bool | str | None]) -> dict[str, bool | str | None]:
     try:
         check_array(flags.get("array"))
     except ValueError as error:
@@ -143,19 +143,19 @@ def _unique_output_dir(value: Any) -> Any:
     raise ValueError("expected true or false; where it is not set, the variable UNIQUE_OUTPUT_DIR decides")
 
 
-def _slurm_alone(value: str | None) -> str | None:
+def _require_slurm(value: str | None) -> str | None:
     if value not in (None, "bcm"):
         raise ValueError("Slipway launches on Slurm, bcm; cluster=local runs on this machine without it")
     return value
 
 
-def _no_debugging(value: bool) -> bool:
+def _refuse_debugging(value: bool) -> bool:
     if value:
         raise ValueError("there is no such mode; dry_run=True shows what would be submitted")
     return value
 
 
-def _not_on_bcp(value: Any) -> Any:
+def _refuse_bcp(value: Any) -> Any:
     if value is not None:
         raise ValueError("for Base Command Platform; env_files={WANDB_API_KEY: FILE} reads a key in the job")
     return value
@@ -178,17 +178,17 @@ def _positive(value: float) -> float:
 
 def _utilization(value: float) -> float:
     if not 0 < value <= 1:
-        raise ValueError(f"expected a part of the GPUs' peak, above 0 and up to 1{_if_percent(value)}")
+        raise ValueError(f"expected a part of the GPUs' peak, above 0 and up to 1{_hint_if_percent(value)}")
     return value
 
 
 def _share(value: float) -> float:
     if not 0 <= value < 1:
-        raise ValueError(f"expected a part of the whole, from 0 to below 1{_if_percent(value)}")
+        raise ValueError(f"expected a part of the whole, from 0 to below 1{_hint_if_percent(value)}")
     return value
 
 
-def _if_percent(value: float) -> str:
+def _hint_if_percent(value: float) -> str:
     return f"; did you mean {value / 100:g}?" if 1 <= value <= 100 else ""
 
 
@@ -196,9 +196,9 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 Arguments = Annotated[list[Line], BeforeValidator(_arguments)]
 Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]
-TimeLimit = Annotated[Text, _read_by(parse_time_limit)]
-Constants = Annotated[dict[str, Any], _read_by(attained)]
-Pattern = Annotated[Text, _read_by(re.compile)]
+TimeLimit = Annotated[Text, _validate_by(parse_time_limit)]
+Constants = Annotated[dict[str, Any], _validate_by(attained)]
+Pattern = Annotated[Text, _validate_by(re.compile)]
 Utilization = Annotated[float, AfterValidator(_utilization)]
 Share = Annotated[float, AfterValidator(_share)]
 GpuCount = Annotated[int, BeforeValidator(_gpu_count)]
@@ -206,7 +206,8 @@ Positive = Annotated[float, AfterValidator(_positive)]
 Memory = Annotated[Text, AfterValidator(_memory)]
 FlagName = Annotated[Line, AfterValidator(checked_name)]
 Flags = Annotated[
-    dict[FlagName, Annotated[bool | str | None, BeforeValidator(_flag_value)]], AfterValidator(_with_array)
+    dict[FlagName, Annotated[bool | str | None, BeforeValidator(_flag_value)]],
+    AfterValidator(_check_flag_array),
 ]
 PluginFlags = dict[
     Annotated[Line, AfterValidator(checked_plugin_name)],
@@ -216,9 +217,9 @@ UniqueOutputDir = Annotated[bool, BeforeValidator(_unique_output_dir)]
 Exclusive = Annotated[bool | Literal["user", "mcs", "topo"], BeforeValidator(_exclusive)]
 
 # The NeMo launcher's keys that say nothing here: their harmless values alone.
-NemoClusterType = Annotated[Line | None, AfterValidator(_slurm_alone)]
-NemoSecret = Annotated[Any, AfterValidator(_not_on_bcp)]
-Debug = Annotated[bool, AfterValidator(_no_debugging)]
+NemoClusterType = Annotated[Line | None, AfterValidator(_require_slurm)]
+NemoSecret = Annotated[Any, AfterValidator(_refuse_bcp)]
+Debug = Annotated[bool, AfterValidator(_refuse_debugging)]
 
 
 # --- pydantic's errors in words
@@ -278,10 +279,10 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     valid = re.findall(r"'([^']*)'", detail["ctx"]["expected"]) if detail["type"] == "literal_error" else []
     meant = nearest(str(detail["input"]), valid)
     hint = f"did you mean {meant[0]!r}?" if meant else None
-    return UserError(f"{value}: {_told(detail)}", key=key, hint=hint)
+    return UserError(f"{value}: {_describe_problem(detail)}", key=key, hint=hint)
 
 
-def _told(detail: Any) -> str:
+def _describe_problem(detail: Any) -> str:
     context = detail.get("ctx", {})
     if detail["type"] == "value_error":  # our own validators
         return str(context["error"])
@@ -311,7 +312,6 @@ def _fields_at(model: type, location: list[Any]) -> Iterator[str]:
 
 
 def models_in(annotation: Any) -> Iterator[type]:
-    """Yield the models of nodes in a type."""
     if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         yield annotation
     for part in getattr(annotation, "__args__", ()):

@@ -79,7 +79,7 @@ def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
         try:
             matches = scheduler_of(group[0]).find([launch.submission for launch in group])
         except UserError as error:
-            raise _not_known(group[-1], error.message.splitlines()[0]) from error
+            raise _explain_unknown_job(group[-1], error.message.splitlines()[0]) from error
         # A point of a sweep is looked for by the tag of its array.
         jobs |= {launch.manifest.tag: matches.get(launch.submission.tag, {}).get(1, ()) for launch in group}
     return jobs
@@ -91,11 +91,13 @@ def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> str 
     jobs = jobs_by_tag.get(manifest.tag)
     if jobs:
         kept = keep_one(scheduler_of(launch), launch.submission, jobs)
-    elif submitter := _submitter(manifest):
-        raise _not_known(launch, f"process {submitter} is still submitting it")
+    elif submitter := _find_submitter(manifest):
+        raise _explain_unknown_job(launch, f"process {submitter} is still submitting it")
     elif manifest.user != provenance.user():
         # With Slurm's PrivateData their job is there, and not to be seen.
-        raise _not_known(launch, f"it is {manifest.user}'s, and only {manifest.user} can ask for it")
+        raise _explain_unknown_job(
+            launch, f"it is {manifest.user}'s, and only {manifest.user} can ask for it"
+        )
     else:
         # Should the scheduler take it yet, its script finds the launch claimed, and leaves.
         kept = claim(directory, GIVEN_UP)
@@ -111,7 +113,7 @@ def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> str 
     return None if kept == GIVEN_UP else f"launch {number} of {name} was submitted as job {job_id} after all"
 
 
-def _not_known(launch: Launch, why: str) -> UserError:
+def _explain_unknown_job(launch: Launch, why: str) -> UserError:
     name, number = launch.manifest.run, launch.paths.number
     directory = shlex.quote(display_path(launch.paths.directory))
     return UserError(
@@ -121,7 +123,7 @@ def _not_known(launch: Launch, why: str) -> UserError:
     )
 
 
-def _submitter(manifest: Manifest) -> str | None:
+def _find_submitter(manifest: Manifest) -> str | None:
     """Return the process of this machine's sbatch that is still submitting; it outlives its launcher."""
     tag = os.fsencode(manifest.array_tag or manifest.tag)
     if manifest.host != provenance.host():

@@ -134,7 +134,7 @@ def _submit_with_retries(scheduler: Scheduler, submission: Submission) -> str:
         except NoAnswer as error:
             lost = error
         except UserError as refusal:
-            return _after_refusal(scheduler, submission, refusal)
+            return _settle_refusal(scheduler, submission, refusal)
         else:
             return keep_one(scheduler, submission, [*_find_if_possible(scheduler, submission), newest])
     jobs = _find_if_possible(scheduler, submission)
@@ -162,7 +162,7 @@ def keep_one(scheduler: Scheduler, submission: Submission, jobs: Sequence[str]) 
     return kept
 
 
-def _after_refusal(scheduler: Scheduler, submission: Submission, refusal: UserError) -> str:
+def _settle_refusal(scheduler: Scheduler, submission: Submission, refusal: UserError) -> str:
     """Return the job of the first submission, if it made one, or raise the refusal of the second."""
     jobs = _find_if_possible(scheduler, submission)
     if jobs:

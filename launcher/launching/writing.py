@@ -85,7 +85,7 @@ def files_of(draft: Draft, manifest: Manifest, request: Request) -> dict[Path, s
     files: dict[Path, str | bytes] = {
         **draft.texts,
         paths.supervisor: supervisor_archive(),
-        paths.directory / names.COMMAND_LOG: _pasteable(draft, manifest, request.stage),
+        paths.directory / names.COMMAND_LOG: _make_pasteable(draft, manifest, request.stage),
         paths.manifest: manifest.to_json(),
     }
     if config is not None:
@@ -97,7 +97,7 @@ def files_of(draft: Draft, manifest: Manifest, request: Request) -> dict[Path, s
     return files
 
 
-def _pasteable(draft: Draft, manifest: Manifest, stage: str | None) -> str:
+def _make_pasteable(draft: Draft, manifest: Manifest, stage: str | None) -> str:
     command, plan = manifest.command, draft.plan
     fixed = [] if stage is None else [f"--stage={stage}"]
     fixed += ["--dry-run", *([f"--launch-dir={plan.paths.directory}"] if draft.work is None else [])]
@@ -110,10 +110,10 @@ def _pasteable(draft: Draft, manifest: Manifest, stage: str | None) -> str:
 
 def quoted_line(words: Sequence[str]) -> str:
     """Quote for bash, always in one line: the second command follows a `#`."""
-    return " ".join(map(_quoted, words))
+    return " ".join(map(_quote, words))
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     if re.search(r"[\x00-\x1f\x7f]", word):
         escaped = word.replace("\\", r"\\").replace("'", r"\'")
         return "$'" + re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\x{ord(match[0]):02x}", escaped) + "'"

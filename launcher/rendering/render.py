@@ -84,12 +84,12 @@ def render(plan: Plan, template_dir: Path | None = None) -> dict[Path, str]:
             plan.paths.supervisor_settings: to_json(supervisor_settings(plan)),
             **{
                 plan.paths.directory / name: (TEMPLATE_DIR / name).read_text(encoding="utf-8")
-                for name in _copied(plan)
+                for name in _list_copied(plan)
             },
         }
 
 
-def _copied(plan: Plan) -> Iterator[str]:
+def _list_copied(plan: Plan) -> Iterator[str]:
     """Yield the files of functions that a launch needs."""
     job, container = plan.job, plan.job.container
     yield "attach.sh"
@@ -194,7 +194,6 @@ def _check_templates(template_dir: Path) -> None:
 
 
 def _binding_arguments(binding: NumaMapping | None) -> tuple[str, ...]:
-    """Return the arguments of ``binding.sh``."""
     if binding is None:
         return ()
     cores = str(binding.max_cores) if binding.max_cores is not None else "all"

@@ -50,7 +50,7 @@ def _container_arguments(job: Job) -> list[str]:
         _check(mount)
     if job.container.options.runtime != "pyxis":
         return host_arguments(job) + apptainer_command(job, job.container)
-    return _pyxis(job, job.container) + _without_decided(job.srun_args, job.container.options)
+    return _pyxis(job, job.container) + _drop_decided(job.srun_args, job.container.options)
 
 
 def host_arguments(job: Job) -> list[str]:
@@ -61,7 +61,7 @@ def host_arguments(job: Job) -> list[str]:
     return [word for option in step_options(job.srun_args) if not option.is_pyxis for word in option.words]
 
 
-def _without_decided(arguments: Sequence[str], options: ContainerOptions) -> list[str]:
+def _drop_decided(arguments: Sequence[str], options: ContainerOptions) -> list[str]:
     """Remove the site's arguments that the container's options override."""
     decided = {
         flag for name, flags in _YES_AND_NO.items() if getattr(options, name) is not None for flag in flags

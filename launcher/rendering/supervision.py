@@ -54,7 +54,6 @@ def _bytecode(name: str, source: bytes) -> bytes:
 
 
 def supervisor_settings(plan: Plan) -> Settings:
-    """Return the settings of a plan's jobs."""
     job, paths, chain = plan.job, plan.paths, plan.job.chain
     # A signal to the tasks themselves is out of the supervisor's hands.
     margin = re.fullmatch(r"R?B:.*@(\d+)", job.queue.signal or "")

@@ -75,7 +75,7 @@ def _argv(command: CommandConfig) -> tuple[str, ...]:
     return tuple(command.argv)
 
 
-def _with_own_container(config: RunConfig, command: CommandConfig) -> list[RunConfig]:
+def _use_own_container(config: RunConfig, command: CommandConfig) -> list[RunConfig]:
     return [config.model_copy(update={"container": command.container})]
 
 
@@ -83,4 +83,4 @@ def _writes(_config: RunConfig, command: CommandConfig) -> list[Path]:
     return [Path(command.run.results_dir), *map(Path, command.writable)]
 
 
-COMMAND = Stage(STAGE, CommandConfig, _plan, split=_with_own_container, writes=_writes)
+COMMAND = Stage(STAGE, CommandConfig, _plan, split=_use_own_container, writes=_writes)

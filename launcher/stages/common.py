@@ -32,7 +32,6 @@ _OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
 
 
 def without_gpus(cluster: ClusterConfig) -> dict[str, Any]:
-    """Return the changes to a cluster for jobs without GPUs."""
     requests = dict.fromkeys(("gpus_per_node", "gpus_per_task", "gpu_request"))
     return {**requests, "gres": other_gres(cluster.gres), "exclusive": False}
 
@@ -150,15 +149,14 @@ def _gpu_types(cluster: ClusterConfig) -> dict[str, Gpu]:
         return with_site(rows)
     except MissingFigures as error:
         key = f"cluster.gpu_types.{error.name}"
-        near = _misspelt(error.name, GPUS)
+        near = _find_misspelt(error.name, GPUS)
         raise setting_error(
             f"{key}: not in the table, and without {', '.join(error.keys)}",
-            hint=f"did you mean {near[0]}?" if near else _row_of(error.name),
+            hint=f"did you mean {near[0]}?" if near else _suggest_row(error.name),
         ) from error
 
 
 def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
-    """Return the name in the table of the GPU that a user means."""
     meant = named(name, table)
     if len(meant) == 1:
         return meant[0].name
@@ -167,20 +165,20 @@ def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
         what, hint = " or ".join(names), " or ".join(f"cluster.gpu={gpu_name}" for gpu_name in names)
     else:
         short = {gpu.generation for gpu in table.values() if named(gpu.generation, table)}
-        what, near = "not a GPU that is known here", _misspelt(name, [*table, *sorted(short)])
-        valid = f"valid: {', '.join(table)}\n{_row_of(name)}"
+        what, near = "not a GPU that is known here", _find_misspelt(name, [*table, *sorted(short)])
+        valid = f"valid: {', '.join(table)}\n{_suggest_row(name)}"
         hint = f"did you mean {near[0]}?\n{valid}" if near else valid
     raise setting_error(f"cluster.gpu={literal(name)}: {what}", hint=hint)
 
 
-def _row_of(name: str) -> str:
+def _suggest_row(name: str) -> str:
     """Return the override that adds a GPU to the table."""
     key = f"+cluster.gpu_types.{name if re.fullmatch('[A-Za-z][A-Za-z0-9_-]*', name) else 'NAME'}"
     row = "{memory_mib: 81559, peak_tflops: {bf16: 989.4}, memory_gb_s: 3350}"
     return f"another GPU, with its own figures in place of an H100's: {shlex.quote(f'{key}={row}')}"
 
 
-def _misspelt(name: str, valid: Iterable[str]) -> list[str]:
+def _find_misspelt(name: str, valid: Iterable[str]) -> list[str]:
     """Return the GPUs that a name may be a slip of: one of other letters and other digits is another GPU."""
     letters, digits = _parts(name)
     if letters + digits in _OTHERS:

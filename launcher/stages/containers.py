@@ -120,7 +120,7 @@ def _check_file(container: Container) -> None:
     options, key = container.options, "container_options.runtime"
     if options.stage_to is not None and not container.is_file:
         setting = f"container_options.stage_to={literal(options.stage_to)}"
-        raise _needs_file(f"{setting}: files are copied to the nodes", container)
+        raise _explain_needed_file(f"{setting}: files are copied to the nodes", container)
     if options.runtime == "pyxis":
         if options.gpu_flag != "nv":
             flag = f"container_options.gpu_flag={literal(options.gpu_flag)}"
@@ -129,7 +129,7 @@ def _check_file(container: Container) -> None:
             )
         return
     if not container.is_file:
-        raise _needs_file(f"{key}={options.runtime}: the container must be an image file", container)
+        raise _explain_needed_file(f"{key}={options.runtime}: the container must be an image file", container)
     for mount in container.mounts:
         if mount.source in SOURCES_WITHOUT_PATH:
             raise setting_error(
@@ -147,7 +147,7 @@ def _check_file(container: Container) -> None:
             )
 
 
-def _needs_file(message: str, container: Container) -> UserError:
+def _explain_needed_file(message: str, container: Container) -> UserError:
     image = container.image
     return setting_error(
         f"{message}, and container={image} is an image of a registry",
@@ -163,9 +163,11 @@ def mounts_of(
 
     A read-only directory below or equal to a writable one is not mounted again: it would cover that.
     """
-    ours = [_of_path(path, writable[path]) for path in _outermost(writable)]
+    ours = [_mount_path(path, writable[path]) for path in _select_outermost(writable)]
     ours += [
-        _of_path(path, readable[path], "ro") for path in _outermost(readable) if not _within(path, writable)
+        _mount_path(path, readable[path], "ro")
+        for path in _select_outermost(readable)
+        if not _is_within(path, writable)
     ]
     theirs = [_parse(text) for text in texts]
     for mount in theirs:
@@ -185,15 +187,15 @@ def _check_cover(mount: Mount, writable: Mapping[Path, str]) -> None:
     )
 
 
-def _within(path: Path, others: Iterable[Path]) -> bool:
+def _is_within(path: Path, others: Iterable[Path]) -> bool:
     return any(path.is_relative_to(other) for other in others)
 
 
-def _outermost(paths: Iterable[Path]) -> list[Path]:
-    return [path for path in paths if not _within(path, [other for other in paths if other != path])]
+def _select_outermost(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if not _is_within(path, [other for other in paths if other != path])]
 
 
-def _of_path(path: Path, key: str, flags: str | None = None) -> Mount:
+def _mount_path(path: Path, key: str, flags: str | None = None) -> Mount:
     if re.search("[,:]", str(path)):
         raise setting_error(
             f"{key}: {literal(str(path))} cannot be mounted in a container: Pyxis separates with , and :",
@@ -206,28 +208,28 @@ def _of_path(path: Path, key: str, flags: str | None = None) -> Mount:
 def _parse(text: str) -> Mount:
     parts = text.split(":", 2)
     if "," in text or not all(parts):
-        raise _no_mount(text, _VALID)
+        raise _explain_mount(text, _VALID)
     if _ADDRESS.match(text):
-        raise _no_mount(text, "a directory that the nodes have: data_preparation.inputs takes addresses")
+        raise _explain_mount(text, "a directory that the nodes have: data_preparation.inputs takes addresses")
     flags = parts[2] if len(parts) > 2 else None
     if parts[0] in SOURCES_WITHOUT_PATH:
         if len(parts) == 1:
-            raise _no_mount(text, f"{text}:/its/target, or ./{text} for a directory of that name")
+            raise _explain_mount(text, f"{text}:/its/target, or ./{text} for a directory of that name")
         source = parts[0]
     else:
-        source = _expanded(parts[0], text)
+        source = _expand(parts[0], text)
         if source.startswith("~"):
-            raise _no_mount(text, "another user's home by its whole path")
+            raise _explain_mount(text, "another user's home by its whole path")
         source = source if source.startswith("/") else str(Path(source).absolute())
-    target = _expanded(parts[1], text) if len(parts) > 1 else source
+    target = _expand(parts[1], text) if len(parts) > 1 else source
     if not target.startswith("/"):
-        raise _no_mount(text, "the target in the container is a whole path")
+        raise _explain_mount(text, "the target in the container is a whole path")
     for flag in flags.split("+") if flags is not None else ():
         _check_flag(flag, text, source)
     return Mount(source, target, flags)
 
 
-def _expanded(path: str, text: str) -> str:
+def _expand(path: str, text: str) -> str:
     """Return a path of a mount with the user's home directory."""
     path = expand_home(path)
     _check_words(path, text, KEY)
@@ -256,5 +258,5 @@ def _check_flag(flag: str, text: str, source: str) -> None:
     )
 
 
-def _no_mount(text: str, hint: str) -> UserError:
+def _explain_mount(text: str, hint: str) -> UserError:
     return setting_error(f"{KEY}: {literal(text)} is not a mount", hint=hint)

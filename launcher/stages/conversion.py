@@ -45,7 +45,7 @@ def _follow(conversion: ConversionConfig, before: RunConfig) -> ConversionConfig
     )
 
 
-def _with_training(config: RunConfig, conversion: ConversionConfig) -> list[RunConfig]:
+def _complete(config: RunConfig, conversion: ConversionConfig) -> list[RunConfig]:
     """Complete the configuration from the training of the source's run."""
     model = configuration_of(conversion.model, f"{STAGE}.model")
     changes: dict[str, Any] = {"model": model.get("model", model) if model is not None else None}
@@ -126,4 +126,4 @@ def _writes(_config: RunConfig, conversion: ConversionConfig) -> list[Path]:
     return [directory_of(conversion.output)]
 
 
-CONVERSION = Stage(STAGE, ConversionConfig, _plan, split=_with_training, follow=_follow, writes=_writes)
+CONVERSION = Stage(STAGE, ConversionConfig, _plan, split=_complete, follow=_follow, writes=_writes)

@@ -28,19 +28,19 @@ PHASES: dict[Phase, str] = {"fetch": "_fetch", "tokenize": "", "merge": "_merge"
 _MODEL = "model"
 
 
-def _by_phase(config: RunConfig, preparation: DataPreparationConfig) -> list[RunConfig]:
+def _split_phases(config: RunConfig, preparation: DataPreparationConfig) -> list[RunConfig]:
     """Return one configuration for each job: several for an array of tasks.
 
     Without a queue, a single process does the work of all tasks.
     """
     if preparation.phase is not None:
-        return [_of_phase(config, preparation, preparation.phase)]
+        return [_configure_phase(config, preparation, preparation.phase)]
     if preparation.tasks == 1 or config.cluster.scheduler != "slurm":
         return [config]
-    return [_of_phase(config, preparation, phase) for phase in PHASES]
+    return [_configure_phase(config, preparation, phase) for phase in PHASES]
 
 
-def _of_phase(config: RunConfig, preparation: DataPreparationConfig, phase: Phase) -> RunConfig:
+def _configure_phase(config: RunConfig, preparation: DataPreparationConfig, phase: Phase) -> RunConfig:
     run, suffix = preparation.run, PHASES[phase]
     changes: dict[str, Any] = {"name": f"{run.name}{suffix}"}
     if suffix:
@@ -133,4 +133,4 @@ def _writes(_config: RunConfig, preparation: DataPreparationConfig) -> list[Path
     return [preparation.output_prefix, preparation.tokenizer_dir, *data_sets_of(preparation)]
 
 
-DATA_PREPARATION = Stage(STAGE, DataPreparationConfig, _plan, split=_by_phase, writes=_writes)
+DATA_PREPARATION = Stage(STAGE, DataPreparationConfig, _plan, split=_split_phases, writes=_writes)

@@ -47,7 +47,7 @@ _PARALLEL = {
 _CORES = 2
 
 
-def _with_training(config: RunConfig, evaluation: EvaluationConfig) -> list[RunConfig]:
+def _complete(config: RunConfig, evaluation: EvaluationConfig) -> list[RunConfig]:
     """Complete the configuration from the training of the source's run."""
     changes: dict[str, Any] = {"training": configuration_of(evaluation.training, f"{STAGE}.training")}
     training = training_of_source(evaluation.source)
@@ -112,7 +112,6 @@ def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
 
 
 def _node(run: StageRun, evaluation: EvaluationConfig) -> dict[str, Any]:
-    """Return the node as the job reads it."""
     require_source(evaluation.source, STAGE)
     node = section(run)
     del node["training"]
@@ -190,4 +189,4 @@ def _readable(
             yield Path(name).parent, f"{STAGE}.lm_eval.tasks"
 
 
-EVALUATION = Stage(STAGE, EvaluationConfig, _plan, split=_with_training, follow=_follow)
+EVALUATION = Stage(STAGE, EvaluationConfig, _plan, split=_complete, follow=_follow)

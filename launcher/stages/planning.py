@@ -22,7 +22,6 @@ from launcher.stages.workspace import WORKSPACE
 if TYPE_CHECKING:
     from launcher.stages.image import ImageWork
 
-# Every stage by its name.
 _STAGES: Mapping[str, Stage[Any]] = {
     stage.name: stage for stage in (DATA_PREPARATION, TRAINING, CONVERSION, EVALUATION, WORKSPACE, COMMAND)
 }
@@ -33,7 +32,7 @@ def by_stage(config: RunConfig) -> list[RunConfig]:
 
     Raise UserError if the stages cannot be launched one after the other.
     """
-    configs = [part for stage in _apart(config) for part in _split(stage)]
+    configs = [part for stage in _one_config_per_stage(config) for part in _split(stage)]
     directories = [prepare_launch(part).paths.run_dir for part in configs] if len(configs) > 1 else []
     double = next((path for position, path in enumerate(directories) if path in directories[:position]), None)
     if double is not None:
@@ -61,7 +60,6 @@ def outputs_of(configs: Iterable[RunConfig]) -> Iterator[Path]:
 
 
 def stage_of(config: RunConfig) -> Stage[Any]:
-    """Return the one stage of a configuration."""
     (name,) = config.stages
     return _STAGES[name]
 
@@ -71,16 +69,15 @@ def _split(config: RunConfig) -> Iterable[RunConfig]:
     return stage.split(config, stage.node(config))
 
 
-def _apart(config: RunConfig) -> list[RunConfig]:
-    """Return one configuration for each requested stage."""
+def _one_config_per_stage(config: RunConfig) -> list[RunConfig]:
     _check_every(config)
     if len(config.stages) == 1:
         return [config]
     _check_order(config)
-    return [_behind(config, position) for position in range(len(config.stages))]
+    return [_single_stage_config(config, position) for position in range(len(config.stages))]
 
 
-def _behind(config: RunConfig, position: int) -> RunConfig:
+def _single_stage_config(config: RunConfig, position: int) -> RunConfig:
     """Return the configuration of a stage alone, completed from the stages before it.
 
     The nodes of other stages are removed: nothing later on has to know of them.

@@ -161,7 +161,6 @@ def training_paths(config: RunConfig, training: TrainingConfig) -> LaunchPaths:
 
 
 def stage_changes(config: RunConfig, stage: str) -> Mapping[str, Any]:
-    """Return the changes of `stage_cluster` for a stage."""
     return next((changes for name, changes in config.stage_cluster.items() if name == stage), {})
 
 

@@ -28,7 +28,6 @@ _MARGIN_PART = 4
 
 
 def plan_training(run: StageRun, training: TrainingConfig) -> Job:
-    """Plan the pretraining of one model."""
     config, paths = run.config, run.paths
     _check_range(config)
     trainer = parse(TrainerNode, training.trainer, "training.trainer")
@@ -55,11 +54,11 @@ def _training_resources(config: RunConfig, training: TrainingConfig, trainer: Tr
     try:
         requested = resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
     except UserError as error:
-        raise Mistakes([*error.mistakes, *_too_many_tasks(config, training, trainer)]) from error
+        raise Mistakes([*error.mistakes, *_check_tasks(config, training, trainer)]) from error
     return replace(requested, max_nodes=most)
 
 
-def _too_many_tasks(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Iterator[UserError]:
+def _check_tasks(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Iterator[UserError]:
     """Yield the finding of the check `layout.gpus`, which another contradiction would hide."""
     gpus = config.cluster.gpus_per_node
     if gpus is not None and trainer.devices > gpus and training.trainer.get("accelerator") != "cpu":

@@ -25,7 +25,7 @@ _OF_SBATCH = "array batch export export-file ignore-pbs input kill-on-invalid-de
 _NOT_OF_SALLOC = frozenset(_OF_SBATCH.split())
 
 
-def _with_own_image(config: RunConfig, workspace: WorkspaceConfig) -> list[RunConfig]:
+def _use_own_image(config: RunConfig, workspace: WorkspaceConfig) -> list[RunConfig]:
     """Use the workspace's own image, or the recipe's `dev` flavor."""
     image = workspace.container or config.container
     recipe = recipe_and_flavor(image or "")
@@ -121,6 +121,6 @@ WORKSPACE = Stage(
     STAGE,
     WorkspaceConfig,
     _plan,
-    split=_with_own_image,
+    split=_use_own_image,
     alone="a workspace is interactive: no other stage can depend on it",
 )
