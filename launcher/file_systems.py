@@ -71,7 +71,7 @@ def mount_of(path: Path) -> MountedFileSystem | None:
     return max(reversed(above), key=lambda mount: len(mount.point.parts), default=None)
 
 
-def local_mount(path: Path) -> MountedFileSystem | None:
+def find_local_mount(path: Path) -> MountedFileSystem | None:
     mount = mount_of(path)
     if mount is None or not mount.is_local:
         return None
@@ -81,7 +81,7 @@ def local_mount(path: Path) -> MountedFileSystem | None:
 
 def is_shared(path: Path) -> bool:
     """Return True if a path is on a file system that other machines share, as far as this one knows."""
-    return mount_of(path) is not None and local_mount(path) is None
+    return mount_of(path) is not None and find_local_mount(path) is None
 
 
 def mounts() -> Iterator[MountedFileSystem]:

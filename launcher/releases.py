@@ -171,7 +171,7 @@ def _find_family(repository: str) -> Family | None:
     return next((of for name, of in _REPOSITORIES.items() if f"/{repository}".endswith(f"/{name}")), None)
 
 
-def with_installed(contents: Contents, installed: Mapping[str, str | None]) -> Contents:
+def add_installed(contents: Contents, installed: Mapping[str, str | None]) -> Contents:
     """Return the contents with the facts of the image's own Python (`launcher.images.inspecting`)."""
     facts: dict[str, Any] = {name: installed[name] for name in _ASKED if name in installed}
     if "nemo_models" in installed:

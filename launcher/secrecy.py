@@ -149,10 +149,12 @@ def secrets_in(
     """Return the secrets of a text, the value of a `key` or any other, in their order.
 
     `literals` is for a program's text, in which names are given quoted values, and all else may be anything.
-    `known` is the result of `known_values`, for callers with many texts.
+    `known` is the result of `collect_known_values`, for callers with many texts.
     """
     return list(
-        _secrets_in(text, literals, is_exported(text, key), known_values() if known is None else known)
+        _secrets_in(
+            text, literals, is_exported(text, key), collect_known_values() if known is None else known
+        )
     )
 
 
@@ -175,7 +177,7 @@ def hidden(key: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {name: hidden(f"{key}.{name}", item) for name, item in value.items()}
     if isinstance(value, list):
-        return masked_items([hidden(key, item) for item in value])
+        return mask_items([hidden(key, item) for item in value])
     if is_file_key(key):
         return printable(value) if _PATH.match(str(value)) else MASK
     if is_secret_key(key):
@@ -202,10 +204,10 @@ def redacted(override: str) -> str:
 
 def recorded(words: Iterable[str]) -> list[str]:
     """Return the words of a command line with the secrets in them masked, for a record."""
-    return masked_items([redacted(word) if "=" in word else without_secrets(word) for word in words])
+    return mask_items([redacted(word) if "=" in word else without_secrets(word) for word in words])
 
 
-def masked_items(items: Sequence[Any]) -> list[Any]:
+def mask_items(items: Sequence[Any]) -> list[Any]:
     """Return the items of a list with those masked that hold a secret; see `secret_items`."""
     secrets = secret_items(items)
     return [MASK if number in secrets else item for number, item in enumerate(items)]
@@ -326,12 +328,12 @@ def _find_exported(text: str) -> Iterator[Secret]:
 def _find_formed(text: str, known: Known | None = None) -> Iterator[Secret]:
     """Find secrets by their forms, and values of this process's secret variables."""
     yield from formed(text)
-    for name, pattern in known_values() if known is None else known:
+    for name, pattern in collect_known_values() if known is None else known:
         for match in pattern.finditer(text):
             yield Secret(*match.span(), f"the value of the variable {name}", name)
 
 
-def known_values() -> Known:
+def collect_known_values() -> Known:
     """Return the secrets among the variables of this process, as they are now."""
     return _collect_known(tuple(os.environ.items()))
 

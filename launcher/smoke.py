@@ -115,7 +115,7 @@ def _has_passed(name: str, launched: Launch, code: int) -> bool:
     return True
 
 
-def without_smoke(command: Sequence[str]) -> list[str]:
+def drop_smoke(command: Sequence[str]) -> list[str]:
     """Return the command line without `--smoke`, also shortened, for the record of the launch itself."""
     end = command.index("--") if "--" in command else len(command)
     kept = [word for word in command[:end] if not (word.startswith("--s") and "--smoke".startswith(word))]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_all, print_resumable, selected_run
+from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_all, print_resumable, select_run
 from launcher.errors import WATCHING_ENDED, UserError, escape
 from launcher.jobs.acting import Effect, Outcome, act_on_waiting, exit_code, in_order, wait_for_ends
 from launcher.jobs.attaching import AttachPoint, attach
@@ -305,7 +305,7 @@ def run_attach(args: argparse.Namespace) -> int:
     # A printed command line is for a terminal, wherever it is printed.
     is_terminal = (args.tty or not args.command) and (args.print or sys.stdin.isatty())
     place = AttachPoint(args.rank, args.node, inside=not args.outside)
-    attachment = attach(selected_run(args), place, args.command, is_terminal)
+    attachment = attach(select_run(args), place, args.command, is_terminal)
     print(attachment.line, file=sys.stdout if args.print else sys.stderr, flush=True)
     if args.print:
         return 0

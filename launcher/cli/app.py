@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TextIO, cast
 from launcher import __version__
 from launcher.cli.options import verb_first
 from launcher.cli.verbs import FORMER_VERBS, MODULES, OTHER_OPTIONS, OTHER_WORDS, VERBS
-from launcher.config.site_trees import config_dirs_of
+from launcher.config.site_trees import find_config_dirs
 from launcher.errors import (
     MISTAKE,
     UNDER_WAY,
@@ -90,7 +90,7 @@ def _run(words: Sequence[str], started: Callable[[], None] | None) -> int:
         if started is not None:
             started()
         if hasattr(args, "config_dirs"):
-            args.config_dirs = config_dirs_of(args.config_dirs)
+            args.config_dirs = find_config_dirs(args.config_dirs)
         code = int(args.run(args) or 0)
         sys.stdout.flush()
         return code
@@ -255,9 +255,9 @@ class VerbParser(argparse.ArgumentParser):
         if "arguments are required: RUN" not in message:
             super().error(message)
         # Imported late: few command lines leave it out.
-        from launcher.cli.runs import RUN_HELP, newest_runs
+        from launcher.cli.runs import RUN_HELP, hint_newest_runs
 
-        raise UserError(f"no RUN: {RUN_HELP}", hint=newest_runs(Path("results")))
+        raise UserError(f"no RUN: {RUN_HELP}", hint=hint_newest_runs(Path("results")))
 
 
 def _accept_trees(parser: argparse.ArgumentParser) -> None:

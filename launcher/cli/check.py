@@ -23,7 +23,7 @@ from launcher.cli.estimate_views import (
     write_figure,
 )
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
-from launcher.cli.requests import add_no_check, request_of
+from launcher.cli.requests import add_no_check, read_request
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
 from launcher.estimates.cost import Overview, overview
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     require_known(args.no_check)
     if args.plot is not None:
         require_suffix(args.plot)
-    drafted = drafts(request_of(args, args.overrides))
+    drafted = drafts(read_request(args, args.overrides))
     if args.estimate:
         reports = _estimates(drafted, args.no_check)
     else:

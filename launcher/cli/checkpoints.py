@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.launch import EXIT_CODES, launch_and_follow
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options
-from launcher.cli.runs import add_base_results_dir, find_one, newest_runs
+from launcher.cli.runs import add_base_results_dir, find_one, hint_newest_runs
 from launcher.config.overrides import hydra_value
 from launcher.errors import UserError, escape
 from launcher.monitor.evidence import expected_outputs
@@ -183,16 +183,16 @@ def _words_of_source(args: argparse.Namespace) -> tuple[str, NamedCheckpoints, l
     overrides = [word for word in args.overrides if "=" in word and not Path(word).exists()]
     sources = [word for word in args.overrides if word not in overrides]
     if not sources:
-        hints = ("name a run, a run's step (RUN@20), or a directory", newest_runs(args.base_results_dir))
+        hints = ("name a run, a run's step (RUN@20), or a directory", hint_newest_runs(args.base_results_dir))
         raise UserError("no source", hint="\n".join(filter(None, hints)))
     if len(sources) > 1:
         message = f"{', '.join(map(escape, sources))}: one source at a time"
         raise UserError(message, hint="an override has the form KEY=VALUE")
     (word,) = sources
-    return word, named_checkpoints(word, args.base_results_dir), overrides
+    return word, find_named_checkpoints(word, args.base_results_dir), overrides
 
 
-def named_checkpoints(word: str, base_results_dir: Path) -> NamedCheckpoints:
+def find_named_checkpoints(word: str, base_results_dir: Path) -> NamedCheckpoints:
     """Return the checkpoints of a word: a directory, else a run, and perhaps its steps.
 
     Raise UserError if it is neither, or a run that trained nothing.

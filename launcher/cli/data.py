@@ -20,7 +20,7 @@ from launcher.cli.data_lint import ask
 from launcher.cli.launch import EXIT_CODES, launch_and_follow
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, whole_number
 from launcher.cli.requests import add_launch_options
-from launcher.cli.runs import add_run, selected_run
+from launcher.cli.runs import add_run, select_run
 from launcher.cli.verbs import VERBS
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Request, draft
@@ -209,10 +209,10 @@ def _format_path(path: Path | str) -> str:
 
 def run_audit(args: argparse.Namespace) -> int:
     """Ask the trainer's program, and print its answer."""
-    ref = selected_run(args)
+    ref = select_run(args)
     segment = _segment(ref.run_dir, ref.launch, args.step)
     launch = segment.launch
-    resolver = PathResolver(draft(Request.of_launch(launch.paths.directory)))
+    resolver = PathResolver(draft(Request.from_launch(launch.paths.directory)))
     answer = _ask(segment, resolver, args.step, with_tokens=args.text)
     answer = {"run": launch.paths.run_name, "launch": launch.paths.number, **answer}
     answer["trained"] = args.step <= segment.last

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from launcher.cli.checkpoints import NamedCheckpoints, named_checkpoints, require_one_step
+from launcher.cli.checkpoints import NamedCheckpoints, find_named_checkpoints, require_one_step
 from launcher.cli.data_lint import answers
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, whole_number
 from launcher.cli.runs import add_base_results_dir
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if not prompts:
         hint = 'slipway generate RUN "a text to continue"; the prompt - is all of stdin'
         raise UserError("no prompt" if word else "no source and no prompt", hint=hint)
-    checkpoints = named_checkpoints(word, args.base_results_dir)
+    checkpoints = find_named_checkpoints(word, args.base_results_dir)
     require_one_step(word, checkpoints, "generate")
     prompts = [_prompt(text) for text in prompts]
     names = ("max_tokens", "temperature", "top_p", "seed", "trust_owner")

@@ -16,7 +16,7 @@ from launcher.cli.runs import (
     add_run,
     find_all,
     print_resumable,
-    selected_run,
+    select_run,
 )
 from launcher.errors import DONE, NOT_KNOWN, escape
 from launcher.jobs.launches import open_launch
@@ -92,7 +92,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run_history(args: argparse.Namespace) -> int:
     """Print the launches, or the provenance of one; return the exit code."""
-    selected = selected_run(args)
+    selected = select_run(args)
     run_dir = selected.run_dir
     if selected.launch is not None:
         launch = open_launch(run_dir, selected.launch)

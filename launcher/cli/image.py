@@ -198,9 +198,9 @@ def judge_engines(path: Path, versions: dict[str, str | None]) -> dict[str, dict
     """Judge for each engine if an image has its programs, as `check` and `doctor` do."""
     from launcher.checks.rules.images import JUDGED, engine_fit
     from launcher.images.resolve import contents_of_file
-    from launcher.releases import Contents, with_installed
+    from launcher.releases import Contents, add_installed
 
-    contents = with_installed(contents_of_file(path) or Contents(path.name), versions)
+    contents = add_installed(contents_of_file(path) or Contents(path.name), versions)
     return {engine: engine_fit(contents, engine)._asdict() for engine in JUDGED}
 
 

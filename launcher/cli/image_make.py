@@ -266,13 +266,13 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
     """Submit a job that runs `slipway` with these words and the options of the call."""
     # Imported late: most images are made on this machine.
     from launcher.cli.launch import print_outcomes
-    from launcher.cli.requests import print_drafts, request_of
+    from launcher.cli.requests import print_drafts, read_request
     from launcher.drafting import draft
     from launcher.launching import launch
     from launcher.stages.image import ImageWork
 
     work = ImageWork(target.stem, ("image", *words, *_job_options(args)), target)
-    request = replace(request_of(args, list(overrides)), work=work)
+    request = replace(read_request(args, list(overrides)), work=work)
     job = draft(request)
     if args.dry_run:
         print_drafts([(job, job.script)], "bash")

@@ -14,7 +14,7 @@ from launcher import errors
 from launcher.checks.facts import Facts
 from launcher.checks.gate import CheckReport, check_launch
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
-from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
+from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, read_request
 from launcher.config.compose import Composition
 from launcher.config.overrides import parse_override
 from launcher.config.site_trees import site_trees
@@ -115,7 +115,7 @@ def finish(args: argparse.Namespace, launched: Sequence[Launch], code: int = err
 
 def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launch]:
     """Draft the launches of some overrides, check them and submit them; in a dry run print their scripts."""
-    request = request_of(args, overrides)
+    request = read_request(args, overrides)
     return launch_drafts(args, drafts(request), request)
 
 
@@ -263,14 +263,14 @@ def _build_and_try(args: argparse.Namespace) -> tuple[list[Launch], int]:
     Return the launches and the exit code. A smoke that failed, or that is only printed, ends the way: there
     are no launches then, and the code is the smoke's.
     """
-    request = request_of(args, args.overrides)
+    request = read_request(args, args.overrides)
     if args.build:
         reports, request = _make_image_first(args, request)
     else:
         reports = _check(args, drafts(request), request)
     if args.smoke:
         # Imported late, as all that only a mode of a launch needs.
-        from launcher.smoke import try_smoke, without_smoke
+        from launcher.smoke import drop_smoke, try_smoke
 
         if len(reports) > 1:
             message = "--smoke: the two steps would need outputs of earlier stages"
@@ -279,7 +279,7 @@ def _build_and_try(args: argparse.Namespace) -> tuple[list[Launch], int]:
         report, code = try_smoke(reports[0], request, args.no_check, dry=dry, is_for_program=args.json)
         if code is not None:
             return [], code
-        reports, request = [report], replace(request, command=without_smoke(request.command))
+        reports, request = [report], replace(request, command=drop_smoke(request.command))
     return _launch(args, reports, request), errors.DONE
 
 

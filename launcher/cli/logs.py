@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb, whole_number
-from launcher.cli.runs import add_run, selected_run
+from launcher.cli.runs import add_run, select_run
 from launcher.errors import DONE, MISTAKE, WATCHING_ENDED, WENT_WRONG, UserError, escape
 from launcher.jobs.launches import Launch, open_launch
 from launcher.jobs.status import poll
@@ -119,12 +119,12 @@ def _lines(text: str) -> int | None:
 
 
 def run_follow(args: argparse.Namespace) -> int:
-    run = selected_run(args)
+    run = select_run(args)
     return follow_and_tell(run.run_dir, run.launch)
 
 
 def run_logs(args: argparse.Namespace) -> int:
-    run = selected_run(args)
+    run = select_run(args)
     launch = open_launch(run.run_dir, run.launch)
     task = args.task if args.task is not None or run.task is None else int(run.task)
     extension = "err" if args.err else "out"

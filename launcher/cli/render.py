@@ -14,7 +14,7 @@ import yaml
 
 from launcher.checks.gate import check_launch
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
-from launcher.cli.requests import add_no_check, add_replay_options, is_workspace, print_drafts, request_of
+from launcher.cli.requests import add_no_check, add_replay_options, is_workspace, print_drafts, read_request
 from launcher.cli.runs import find_one
 from launcher.config.overrides import parse_override
 from launcher.config.stored import config_text, stored_text
@@ -60,7 +60,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    request = request_of(args, args.overrides)
+    request = read_request(args, args.overrides)
     launches = drafts(request)
     if request.launch_dir is None:  # which was checked when it was launched
         check_launch(launches, args.no_check, look=False)

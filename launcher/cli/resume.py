@@ -12,10 +12,10 @@ from pathlib import Path
 from launcher.cli.launch import finish, launch_drafts
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb, verb_first
 from launcher.cli.render import differences
-from launcher.cli.requests import add_no_check, request_of
-from launcher.cli.runs import add_run, selected_run
+from launcher.cli.requests import add_no_check, read_request
+from launcher.cli.runs import add_run, select_run
 from launcher.config.overrides import Override, hydra_value, parse_override
-from launcher.config.site_trees import config_dirs_of
+from launcher.config.site_trees import find_config_dirs
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError, escape
 from launcher.jobs.launches import Launch, open_launch
@@ -55,7 +55,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Launch a run again, or print what would be launched; return the exit code."""
-    selected = selected_run(args)
+    selected = select_run(args)
     launch = open_launch(selected.run_dir, selected.launch)
     why = why_untrusted(launch.paths.manifest)
     if why is not None:
@@ -69,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
     recorded, _ = options.parse_known_args(verb_first(launch.manifest.command[1:]))
     recorded.no_check = [*recorded.no_check, *args.no_check]
     vars(args).update(vars(recorded))
-    args.config_dirs = config_dirs_of(recorded.config_dirs)
+    args.config_dirs = find_config_dirs(recorded.config_dirs)
     words = [f"--config-dir={tree}" for tree in recorded.config_dirs]
     words += [f"--template-dir={recorded.template_dir}"] if recorded.template_dir is not None else []
     words += [f"--no-check={name}" for name in recorded.no_check]
     overrides = _overrides(launch, [parse_override(text) for text in args.overrides])
-    request = request_of(args, overrides, ["launch", *overrides, *words])
+    request = read_request(args, overrides, ["launch", *overrides, *words])
     drafted = drafts(request)
     launched = launch_drafts(args, drafted, request)
     for draft in drafted if not launched else ():  # a dry run

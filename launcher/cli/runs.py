@@ -47,13 +47,13 @@ def print_resumable(
         print_stderr(f"to continue: slipway resume {first}{more}")
 
 
-def newest_runs(base_results_dir: Path) -> str | None:
+def hint_newest_runs(base_results_dir: Path) -> str | None:
     """Return a hint with the newest runs of a directory; None if it has no run."""
     names = [escape(shlex.quote(run_dir.name)) for run_dir in runs_in(base_results_dir)[:_HINTED]]
     return f"the newest in {display_path(base_results_dir)}: {', '.join(names)}" if names else None
 
 
-def selected_run(args: argparse.Namespace) -> RunRef:
+def select_run(args: argparse.Namespace) -> RunRef:
     """Return the run that the arguments name; `launch` is the requested number, or that of the job."""
     run = find_one(args.run_name, args.base_results_dir)
     return run if args.launch is None else replace(run, launch=args.launch)

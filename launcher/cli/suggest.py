@@ -25,7 +25,7 @@ from launcher.checks.remedies import why_none
 from launcher.checks.rules.keys import TRAINER
 from launcher.checks.rules.model import has_gpus, why_not_estimated
 from launcher.cli.options import Verbs, add_option
-from launcher.cli.requests import add_examining_verb, request_of
+from launcher.cli.requests import add_examining_verb, read_request
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.estimates.parallelism import NODES, Recompute, with_changes
@@ -74,7 +74,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.top < 1:
         raise UserError(f"--top {args.top}: a number of layouts, from 1 on")
-    launch = draft(request_of(args, [_spell_out(word) for word in args.overrides]))
+    launch = draft(read_request(args, [_spell_out(word) for word in args.overrides]))
     if launch.plan.job.config is None:
         stage = launch.plan.job.stage
         raise UserError(f"stages=[{stage}]: it trains nothing, and has no layout", key="stages")

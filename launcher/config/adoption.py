@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from launcher.config.compose import CONF_DIR
 from launcher.config.hydra_setup import read_mapping
-from launcher.config.nemo_launcher import OTHER_SCRIPTS, STAGES, model_type_of, other_script, way
+from launcher.config.nemo_launcher import OTHER_SCRIPTS, STAGES, describe_other_script, model_type_of, way
 from launcher.config.overrides import STAGES as OURS
 from launcher.config.schema import ClusterConfig, NumaMapping
 from launcher.errors import UserError, escape
@@ -271,7 +271,7 @@ def _adopt_sizes(adoption: Adoption) -> None:
     for family, count in families.items():
         what = escape(f"training/{family}/ ({count})")
         if family in OTHER_SCRIPTS:
-            adoption.note(what, "left out", other_script(family))
+            adoption.note(what, "left out", describe_other_script(family))
         elif family in parts:
             adoption.note(
                 what, "changed", f"their names begin with {_PART}: they are parts of sizes, and none"

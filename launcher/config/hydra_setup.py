@@ -43,7 +43,7 @@ _MAPPING = "a file of the tree holds KEY: VALUE lines"
 
 
 @contextmanager
-def hydra_of(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
+def start_hydra(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
     """Initialize Hydra with the trees of `roots`; the first has precedence."""
     register_resolvers()
     for plugin in (_SearchPath, TreeSource):
@@ -250,7 +250,7 @@ def _gpu_gres(gpus: Any, default: int) -> str:
     return f"gpu:{default if gpus is None else gpus}"
 
 
-def with_gpus(gres: str, gpus: int) -> str:
+def replace_gpus(gres: str, gpus: int) -> str:
     """Return a request for GPUs with another number of them; one for something else as it is."""
     return _GPU_GRES.sub(rf"\g<1>:{gpus}", gres, count=1)
 

@@ -30,12 +30,12 @@ from launcher.config.overrides import (
     NoSuchChoice,
     Override,
     choice_hint,
-    for_shell,
+    find_nearest_choice,
     hydra_value,
     is_text,
-    nearest_choice,
     options_of,
     parse_override,
+    quote_for_shell,
 )
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.secrets import NEMO_NODES, Placeholder, placeholder_in
@@ -154,7 +154,7 @@ def _drop_fault(error: UserError, overrides: Sequence[str], attempt: Attempt) ->
         if not any(_sets(item, key) for key in keys):
             rest.append(text)
         elif item.key in GROUPS and item.value is not None:
-            near = nearest_choice(item.value, options_of(item.key, attempt.trees.roots))
+            near = find_nearest_choice(item.value, options_of(item.key, attempt.trees.roots))
             rest += [f"{item.key}={near}"] if near and near != item.value else []
     return [*rest, *(f"++{item.key}=0" for item in error.mistakes if isinstance(item, MissingValue))]
 
@@ -212,7 +212,7 @@ def _explain_fault(fault: Fault, attempt: Attempt) -> UserError:
         if attempt.keys and key not in attempt.keys and not is_text(parse_override(text)):
             return _explain_unknown_key(key, attempt)
         hints = {
-            f"{key}=[{value}]": f"a list: {for_shell(f'{key}=[{value}]')}",
+            f"{key}=[{value}]": f"a list: {quote_for_shell(f'{key}=[{value}]')}",
             f"{key}={hydra_value(value)}": _hint_quotes(key, value),
         }
         is_number = isinstance(OmegaConf.select(attempt.tree or DictConfig({}), key), int | float)
@@ -237,7 +237,7 @@ def _explain_missing_file(error: MissingConfigException, attempt: Attempt) -> Us
     if is_requested or parent is None or parent[1] == "config" or group == name:
         return attempt.no_choice(group, choice)
     options = options_of(group, attempt.trees.roots)
-    near = nearest_choice(choice, options) or ""
+    near = find_nearest_choice(choice, options) or ""
     return UserError(
         f"{escape(name)}: there is no such file to build on",
         source=locate_text(parent[1], name.rpartition("/")[2], attempt.trees.roots),
@@ -272,7 +272,7 @@ def _explain_unparsed(text: str) -> UserError:
 
 def _hint_quotes(key: str, value: str) -> str:
     text = value.strip("'\"") if value.startswith(("'", '"')) else value
-    return f"if it is text, quote it twice: {for_shell(f'{key}={hydra_value(text)}')}"
+    return f"if it is text, quote it twice: {quote_for_shell(f'{key}={hydra_value(text)}')}"
 
 
 def _explain_unknown_key(key: str, attempt: Attempt) -> UserError:
@@ -281,7 +281,9 @@ def _explain_unknown_key(key: str, attempt: Attempt) -> UserError:
         text = attempt.override_of(key)
         added = f"+{key}={parse_override(text).value or '...'}"
         message = f"{escape(text)}: a part of this key does not exist yet; add new keys with +"
-        return UserError(message, key=key, hint=f"to add it: {for_shell(added) if ' ' in added else added}")
+        return UserError(
+            message, key=key, hint=f"to add it: {quote_for_shell(added) if ' ' in added else added}"
+        )
     within = _find_unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
     if within:
         return Mistakes([_explain_no_such_key(inner, inner, attempt) for inner in within])
@@ -461,7 +463,9 @@ def _nemo_root(roots: Sequence[Path]) -> UserError | None:
     if path is None or not re.search(r"^training_config:", path.read_text(errors="replace"), re.MULTILINE):
         return None
     message = f"{escape(display_path(path))}: the root of a NeMo launcher's tree"
-    return UserError(message, hint=f"slipway adopt {for_shell(display_path(path.parent))} makes one of ours")
+    return UserError(
+        message, hint=f"slipway adopt {quote_for_shell(display_path(path.parent))} makes one of ours"
+    )
 
 
 def _choices(node: yaml.MappingNode) -> Iterator[tuple[str, str, int]]:

@@ -77,7 +77,7 @@ OTHER_SCRIPTS: Mapping[str, str] = {
 }
 
 
-def other_script(family: str) -> str:
+def describe_other_script(family: str) -> str:
     """Return how to run the script of a family that no engine of ours trains."""
     return _SCRIPT.format(f"NeMo/examples/{OTHER_SCRIPTS[family]}")
 

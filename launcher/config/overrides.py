@@ -102,13 +102,13 @@ def hydra_value(value: str) -> str:
     if value == "???":  # OmegaConf's word for a value that is missing
         return r"""'${oc.decode:"\'???\'"}'"""
     # A backslash is literal, except before the end of the text or the start of an interpolation.
-    text = without_interpolation(value)
+    text = escape_interpolation(value)
     text = re.sub(r"(\\*)'", r"\1\1\\'", text)
     text = re.sub(r"(\\+)$", r"\1\1", text) if text.endswith("\\") else text
     return f"'{text}'"
 
 
-def for_shell(text: str) -> str:
+def quote_for_shell(text: str) -> str:
     """Quote for the shell; what Hydra sees as quoted already is easier to read in double quotes."""
     return shlex.quote(text) if re.search(r'["$`!\\]', text) or "'" not in text else f'"{text}"'
 
@@ -116,15 +116,15 @@ def for_shell(text: str) -> str:
 def typed_override(key: str, text: str) -> str:
     """Return the shell word that sets a key to any text."""
     is_plain = re.fullmatch(r"[\w./:@%+|-]+", text, re.ASCII) and text.lower() != "null"
-    return for_shell(f"{key}={text if is_plain else hydra_value(text)}")
+    return quote_for_shell(f"{key}={text if is_plain else hydra_value(text)}")
 
 
-def without_interpolation(text: str) -> str:
+def escape_interpolation(text: str) -> str:
     """Escape ``${``, so that OmegaConf leaves it as it is."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
-def for_hydra(texts: Sequence[str], primary: str = MAIN) -> list[str]:
+def convert_for_hydra(texts: Sequence[str], primary: str = MAIN) -> list[str]:
     """Return the overrides in Hydra's syntax; raise UserError for a malformed one."""
     parsed = [parse_override(text) for text in texts]
     typed = keys_for_hydra(parsed)
@@ -146,12 +146,12 @@ def keys_for_hydra(parsed: Sequence[Override]) -> list[str]:
 
 def skipped_groups(overrides: Sequence[Override]) -> list[str]:
     """Return the groups of the stages that are not requested, which are not composed."""
-    stages = requested_stages(overrides)
+    stages = find_requested_stages(overrides)
     needed = {*stages, *(group for stage in stages for group in _REQUIRED_GROUPS.get(stage, ()))}
     return [stage for stage in STAGES if stage not in needed]
 
 
-def requested_stages(overrides: Sequence[Override]) -> list[str]:
+def find_requested_stages(overrides: Sequence[Override]) -> list[str]:
     """Read the stages from the overrides: which groups to compose depends on them."""
     requested = ["training"]
     text = "stages=[training]"
@@ -307,7 +307,7 @@ def _select_family(choice: str, options: Sequence[str]) -> list[str]:
     return [name for name in options if name.startswith(f"{family}/")] or list(options)
 
 
-def nearest_choice(choice: str, options: Sequence[str]) -> str | None:
+def find_nearest_choice(choice: str, options: Sequence[str]) -> str | None:
     """Return the choice that is most likely meant, of the same family where there is one."""
     near = _select_family(choice, options)
     candidates = [*_nearest(choice, near), *(near if len(near) < len(options) else [])]

@@ -20,12 +20,12 @@ from launcher.errors import UserError, escape, setting, shortened
 from launcher.secrecy import (
     MASK,
     Known,
+    collect_known_values,
     hidden,
     is_exported,
     is_file_key,
     is_secret_key,
     is_secret_name,
-    known_values,
     printable,
     referred_variables,
     secret_items,
@@ -42,7 +42,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 def check_secrets(config: BaseModel) -> None:
     """Raise UserError for a secret among the values, with its key and an alternative."""
-    known, values = known_values(), list(values_of(config.model_dump(exclude_unset=True)))
+    known, values = collect_known_values(), list(values_of(config.model_dump(exclude_unset=True)))
     for key, value in values:
         if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
             _check(key, value, known)

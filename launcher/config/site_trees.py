@@ -19,7 +19,7 @@ MACHINE_TREE = Path("/etc/slipway/conf")
 _logger = logging.getLogger(__name__)
 
 
-def config_dirs_of(typed: Sequence[Path]) -> tuple[Path, ...]:
+def find_config_dirs(typed: Sequence[Path]) -> tuple[Path, ...]:
     """Return the trees that a command reads before ours; the first one wins.
 
     Those of `--config-dir` come first, then those of the variable, then the machine's. Warn of trees that

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.hydra_setup import find_file, hydra_of
+from launcher.config.hydra_setup import find_file, start_hydra
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
@@ -209,7 +209,7 @@ def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str 
     )
     if primary == MAIN:
         chosen += [f"~{group}" for group in skipped_groups(overrides)]
-    with hydra_of(roots) as loader:
+    with start_hydra(roots) as loader:
         defaults = loader.compute_defaults_list(primary, chosen, RunMode.RUN).defaults
     files = ((find_file(default.config_path, roots), default.package or "") for default in defaults)
     return [TreeFile(path, package) for path, package in files if path is not None]

@@ -28,7 +28,7 @@ _building = threading.RLock()
 
 
 @contextmanager
-def without_plugins() -> Iterator[None]:
+def disable_plugins() -> Iterator[None]:
     """Keep pydantic, which builds a model at its first use, from a search for plugins in all packages.
 
     One thread at a time: the variable is the whole process's.
@@ -50,7 +50,7 @@ class StrictModel(BaseModel):
     @classmethod
     def model_rebuild(cls, **options: Any) -> bool | None:
         """Build the model, as pydantic does at its first use."""
-        with without_plugins():
+        with disable_plugins():
             return super().model_rebuild(**options)
 
 

@@ -15,9 +15,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.overrides import without_interpolation
+from launcher.config.overrides import escape_interpolation
 from launcher.config.schema import RunConfig, parse
-from launcher.config.values import with_texts
+from launcher.config.values import map_texts
 from launcher.errors import UserError, escape
 from launcher.runs.manifest import parse_yaml
 from launcher.secrecy import hidden, is_secret_name
@@ -37,7 +37,7 @@ def stored_text(config: RunConfig, environment: Mapping[str, str]) -> str:
         for name, value in environment.items()
         if len(value) >= _SHORTEST and _NAME.fullmatch(name) and is_secret_name(name)
     }
-    node = with_texts(config.model_dump(), lambda key, text: _kept(key, text, secrets))
+    node = map_texts(config.model_dump(), lambda key, text: _kept(key, text, secrets))
     # Not libyaml's dumper, which takes no path that is not UTF-8.
     return _HEADING + str(yaml.safe_dump(node, sort_keys=False))
 
@@ -53,7 +53,7 @@ def read_stored(text: str, where: str, untrusted: str | None = None) -> RunConfi
         if not isinstance(node, dict):
             raise ValueError("it holds no keys")
         if untrusted is not None:
-            with_texts(node, lambda key, value: _require_text(key, value, where, untrusted))
+            map_texts(node, lambda key, value: _require_text(key, value, where, untrusted))
         if "${" in text:
             node = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
         return parse(RunConfig, node)
@@ -73,11 +73,11 @@ def _require_text(key: str, value: str, where: str, untrusted: str) -> str:
 
 def _kept(key: str, text: str, secrets: Mapping[str, str]) -> str:
     """Return a value for storage: secrets of the environment as references, others masked."""
-    escaped = without_interpolation(text)
+    escaped = escape_interpolation(text)
     for name, value in secrets.items():
         if value in text and (value == text or len(value) >= _SHORTEST_WITHIN):
-            escaped = escaped.replace(without_interpolation(value), f"${{oc.env:{name}}}")
-    bare = _REFERENCE.sub("", escaped) if escaped != without_interpolation(text) else escaped
+            escaped = escaped.replace(escape_interpolation(value), f"${{oc.env:{name}}}")
+    bare = _REFERENCE.sub("", escaped) if escaped != escape_interpolation(text) else escaped
     return escaped if not bare or hidden(key, bare) == bare else str(hidden(key, escaped))
 
 

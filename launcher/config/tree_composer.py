@@ -24,8 +24,8 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from launcher.config.hydra_setup import hydra_of
-from launcher.config.overrides import MAIN, NoSuchChoice, for_hydra
+from launcher.config.hydra_setup import start_hydra
+from launcher.config.overrides import MAIN, NoSuchChoice, convert_for_hydra
 from launcher.errors import Mistakes, UserError, escape, setting_error
 
 KeyPath = tuple[Any, ...]
@@ -101,7 +101,7 @@ class TreeComposer:
         self._pickled: dict[tuple[str, ...], bytes] = {}
 
     def compose(self, overrides: Sequence[str]) -> ComposedTree:
-        composed = self._by_hydra(for_hydra(overrides, self.primary))
+        composed = self._by_hydra(convert_for_hydra(overrides, self.primary))
         OmegaConf.set_struct(composed.tree, False)
         return composed
 
@@ -128,7 +128,7 @@ class TreeComposer:
     def _sorted(self, overrides: Sequence[str]) -> tuple[list[tuple[str, Override]], list[str], list[Fault]]:
         """Separate overrides of values, those that choose files, and words that are no overrides."""
         values, groups, faults = [], [], []
-        typed = for_hydra(overrides, self.primary)
+        typed = convert_for_hydra(overrides, self.primary)
         for text, in_grammar in zip_longest(overrides, typed, fillvalue=""):
             try:
                 override = _parse(in_grammar)
@@ -155,7 +155,7 @@ class TreeComposer:
 
     def _by_hydra(self, typed: Sequence[str]) -> ComposedTree:
         try:
-            with hydra_of(self.roots):
+            with start_hydra(self.roots):
                 tree = hydra.compose(self.primary, list(typed), return_hydra_config=True)
         except RecursionError as error:
             chosen = escape(" ".join(text for text in typed if not text.startswith("~")))

@@ -68,19 +68,19 @@ def expand_home(path: str) -> str:
     return _HOME.sub(lambda _: str(Path.home()), path, count=1) if _HOME.match(path) else path
 
 
-def with_texts(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+def map_texts(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:
     """Return a configuration with all texts changed, by a function of the key and the text."""
     if isinstance(node, Mapping):
         start = f"{key}." if key else ""
-        return {name: with_texts(child, change, f"{start}{name}") for name, child in node.items()}
+        return {name: map_texts(child, change, f"{start}{name}") for name, child in node.items()}
     if isinstance(node, list | tuple):
-        return [with_texts(child, change, key) for child in node]
+        return [map_texts(child, change, key) for child in node]
     return change(key, node) if isinstance(node, str) else node
 
 
-def with_home(node: Any) -> Any:
+def expand_homes(node: Any) -> Any:
     """Return a configuration with the user's home expanded, except where a shell or program does that."""
-    return with_texts(node, lambda key, text: text if AS_WRITTEN.search(key) else expand_home(text))
+    return map_texts(node, lambda key, text: text if AS_WRITTEN.search(key) else expand_home(text))
 
 
 def _arguments(value: Any) -> Any:

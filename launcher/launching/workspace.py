@@ -32,7 +32,7 @@ def open_workspace(report: CheckReport) -> NoReturn:
     _logger.info(announcement)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvp("bash", ["bash", "-c", in_place(script)])
+    os.execvp("bash", ["bash", "-c", unwrap_script(script)])
 
 
 def _prepare(report: CheckReport) -> list[str]:
@@ -63,7 +63,7 @@ def ignored(plan: Plan, environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-def in_place(script: str) -> str:
+def unwrap_script(script: str) -> str:
     """Remove the parentheses around the commands, which are for a shell that they are pasted into.
 
     In them bash would wait for salloc, and not pass on a signal that ends it: the node would stay taken.

@@ -33,7 +33,7 @@ def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] 
     # Without Slurm a job runs without its container.
     container = draft.plan.job.container if draft.plan.scheduler != "local" else None
     image = container.image if container else None
-    origin = with_digest(provenance.gather(names.PACKAGE, request.config_dirs, image), image)
+    origin = add_digest(provenance.gather(names.PACKAGE, request.config_dirs, image), image)
     manifest = manifest_of(draft, request, origin, avoided)
     files = files_of(draft, manifest, request)
     files |= {draft.plan.paths.directory / name: text for name, text in origin.files.items()}
@@ -41,7 +41,7 @@ def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] 
     return manifest
 
 
-def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Origin:
+def add_digest(origin: provenance.Origin, image: str | None) -> provenance.Origin:
     """Add the digest of an image file to an origin, if the file's record has it."""
     if image is None or not image.startswith("/"):
         return origin
@@ -104,11 +104,11 @@ def _make_pasteable(draft: Draft, manifest: Manifest, stage: str | None) -> str:
     fixed += [f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
     options_end = command.index("--") if "--" in command else len(command)
     again = [*command[:options_end], *fixed, *command[options_end:]]
-    lines = (quoted_line(["cd", str(Path.cwd())]) + " && " + quoted_line(words) for words in (command, again))
+    lines = (quote_line(["cd", str(Path.cwd())]) + " && " + quote_line(words) for words in (command, again))
     return "{}\n# the script of this launch again, byte for byte:\n# {}\n".format(*lines)
 
 
-def quoted_line(words: Sequence[str]) -> str:
+def quote_line(words: Sequence[str]) -> str:
     """Quote for bash, always in one line: the second command follows a `#`."""
     return " ".join(map(_quote, words))
 

@@ -14,12 +14,12 @@ from launcher.runs.trained import TrainingLaunch, newest_training
 STEP = "{step}"
 
 
-def training_of_source(source: Path | None) -> TrainingLaunch | None:
+def find_source_training(source: Path | None) -> TrainingLaunch | None:
     """Return the training that wrote the checkpoints of a source, if that is of a run."""
     return newest_training(source) if source is not None else None
 
 
-def configuration_of(value: str | dict[str, Any] | None, key: str) -> dict[str, Any] | None:
+def read_configuration(value: str | dict[str, Any] | None, key: str) -> dict[str, Any] | None:
     """Return the keys of a node that may be the path of a file with them."""
     if not isinstance(value, str):
         return value

@@ -19,7 +19,7 @@ from launcher.slurm.cluster import gpus_in_gres
 from launcher.slurm.queue_flags import QueueFlags
 from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
-from launcher.stages.names_and_paths import check_variables, is_program, required_program
+from launcher.stages.names_and_paths import check_variables, is_program, require_program
 from launcher.stages.stage import StageRun
 from slipway.arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
 
@@ -31,9 +31,9 @@ _OTHERS = ("a10",)
 _OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
 
 
-def without_gpus(cluster: ClusterConfig) -> dict[str, Any]:
+def drop_gpus(cluster: ClusterConfig) -> dict[str, Any]:
     requests = dict.fromkeys(("gpus_per_node", "gpus_per_task", "gpu_request"))
-    return {**requests, "gres": other_gres(cluster.gres), "exclusive": False}
+    return {**requests, "gres": drop_gpu_gres(cluster.gres), "exclusive": False}
 
 
 def stage_job(
@@ -131,7 +131,7 @@ def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: 
         # One way of asking for GPUs at a time: together they would add up or be refused.
         gpus_per_node=cluster.gpus_per_node if request == "gpus_per_node" else None,
         gpus_per_task=cluster.gpus_per_task if request == "gpus_per_task" else None,
-        gres=cluster.gres if request == "gres" else other_gres(cluster.gres),
+        gres=cluster.gres if request == "gres" else drop_gpu_gres(cluster.gres),
         cpus_per_task=cluster.cpus_per_task,
         gpu=_gpu(cluster.gpu, {**GPUS, **table}) if cluster.gpu is not None else None,
         gpu_type=gres_type(cluster.gres),
@@ -228,16 +228,16 @@ def gpus_as_requested(gpus: int, gres: str | None) -> tuple[int | None, str | No
     kinds = [match[1] for part in parts if (match := _OF_GPUS.fullmatch(part))]
     if not kinds:
         return gpus or None, gres
-    others = other_gres(gres)
+    others = drop_gpu_gres(gres)
     return None, ",".join([f"{kinds[0]}:{gpus}", *([others] if others else [])]) if gpus else others
 
 
-def other_gres(gres: str | None) -> str | None:
+def drop_gpu_gres(gres: str | None) -> str | None:
     """Return the part of a value of `--gres` without GPUs, such as ``tmpfs:200g``."""
     return ",".join(part for part in (gres or "").split(",") if not _OF_GPUS.fullmatch(part)) or None
 
 
-def with_gpu_per_task(requested: Resources) -> Resources:
+def request_gpu_per_task(requested: Resources) -> Resources:
     """Return a request for a GPU for each task: a small job does not need the whole node."""
     if requested.gpus_per_task is not None:
         return requested
@@ -305,7 +305,7 @@ def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:
     `cores` of a task are requested where the cluster says nothing: Slurm's default is one core.
     """
     cluster = run.config.cluster
-    changes = {key: value for key, value in without_gpus(cluster).items() if key not in run.changes}
+    changes = {key: value for key, value in drop_gpus(cluster).items() if key not in run.changes}
     if cluster.cpus_per_task is None:
         changes["cpus_per_task"] = cores
     return cluster.model_copy(update=changes)
@@ -314,7 +314,7 @@ def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:
 def cpu_environment(run: StageRun) -> dict[str, str]:
     """Return the variables of a job without GPUs; see `environment`."""
     variables = environment(run.config)
-    if run.config.container is None or any(run.changes.get(key) for key in without_gpus(run.config.cluster)):
+    if run.config.container is None or any(run.changes.get(key) for key in drop_gpus(run.config.cluster)):
         return variables
     # NVIDIA's hook of the container looks for no driver then, so that nodes without GPUs do as well.
     return {"NVIDIA_VISIBLE_DEVICES": "void", **variables}
@@ -323,7 +323,7 @@ def cpu_environment(run: StageRun) -> dict[str, str]:
 def python(config: RunConfig) -> str:
     """Return the interpreter of the tasks: the container's own, or the one that runs the launcher."""
     if config.cluster.python is not None:
-        return required_program(config.cluster.python, "cluster.python")
+        return require_program(config.cluster.python, "cluster.python")
     return "python3" if config.container is not None else sys.executable
 
 

@@ -13,7 +13,7 @@ from launcher.config.values import expand_home
 from launcher.errors import UserError, did_you_mean, literal, setting_error
 from launcher.plan import SOURCES_WITHOUT_PATH, Container, Mount, Resources
 from launcher.secrecy import is_secret_key
-from launcher.stages.names_and_paths import SAFE_NAME, VARIABLE, checked_path
+from launcher.stages.names_and_paths import SAFE_NAME, VARIABLE, check_path
 
 # So that `pyxis_`, a job's id and the digits of an image fit into a file's name with it.
 _LONGEST_CONTAINER_NAME = 100
@@ -59,7 +59,7 @@ def _check_options(options: ContainerOptions) -> None:
     for key in ("stage_to", "workdir", "save"):
         path = getattr(options, key)
         if path is not None:
-            checked_path(path, f"container_options.{key}", is_on_host=False)
+            check_path(path, f"container_options.{key}", is_on_host=False)
     _check_container_name(options.name)
     _check_variable_names(options.env)
 

@@ -14,11 +14,11 @@ from launcher.plan import Job
 from launcher.runs.trained import checkpoints_of
 from launcher.stages.checkpoint_source import (
     STEP,
-    configuration_of,
     directory_of,
+    find_source_training,
+    read_configuration,
     require_source,
     tokenizer_directories,
-    training_of_source,
 )
 from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
 from launcher.stages.nemo import nemo_conversion_job
@@ -47,9 +47,9 @@ def _follow(conversion: ConversionConfig, before: RunConfig) -> ConversionConfig
 
 def _complete(config: RunConfig, conversion: ConversionConfig) -> list[RunConfig]:
     """Complete the configuration from the training of the source's run."""
-    model = configuration_of(conversion.model, f"{STAGE}.model")
+    model = read_configuration(conversion.model, f"{STAGE}.model")
     changes: dict[str, Any] = {"model": model.get("model", model) if model is not None else None}
-    training = training_of_source(conversion.source)
+    training = find_source_training(conversion.source)
     if training is not None and conversion.training is None:
         changes |= {
             "model": changes["model"] or training.config.get("model"),

@@ -18,19 +18,19 @@ from launcher.runs.paths import LaunchPaths
 from launcher.runs.trained import checkpoints_of
 from launcher.stages.checkpoint_source import (
     STEP,
-    configuration_of,
     directory_of,
+    find_source_training,
+    read_configuration,
     require_source,
     tokenizer_directories,
-    training_of_source,
 )
 from launcher.stages.common import (
     cpu_cluster,
     cpu_environment,
+    request_gpu_per_task,
     resources,
     stage_job,
     trainer_payload,
-    with_gpu_per_task,
 )
 from launcher.stages.stage import Stage, StageRun, section, training_paths
 from launcher.stages.training import launch_config, reads_data_dir
@@ -49,8 +49,8 @@ _CORES = 2
 
 def _complete(config: RunConfig, evaluation: EvaluationConfig) -> list[RunConfig]:
     """Complete the configuration from the training of the source's run."""
-    changes: dict[str, Any] = {"training": configuration_of(evaluation.training, f"{STAGE}.training")}
-    training = training_of_source(evaluation.source)
+    changes: dict[str, Any] = {"training": read_configuration(evaluation.training, f"{STAGE}.training")}
+    training = find_source_training(evaluation.source)
     if training is not None:
         changes = {
             "training": changes["training"] or dict(training.config),
@@ -101,7 +101,7 @@ def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
     outputs.setdefault(directory_of(Path(node["converted"])), f"{STAGE}.converted")
     return stage_job(
         run,
-        with_gpu_per_task(requested) if on_gpus else requested,
+        request_gpu_per_task(requested) if on_gpus else requested,
         trainer_payload(run, "slipway.trainer.evaluation", "run"),
         cluster=cluster,
         variables=None if on_gpus else cpu_environment(run),

@@ -13,7 +13,7 @@ from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import setting_error
 from launcher.plan import Job, Payload
 from launcher.runs.paths import PACKAGE
-from launcher.stages.common import resources, stage_job, without_gpus
+from launcher.stages.common import drop_gpus, resources, stage_job
 from launcher.stages.stage import StageRun, prepare, stage_changes
 
 STAGE = "image"
@@ -49,7 +49,7 @@ class ImageWork:
         )
         requested = {"cpus_per_task": config.image_job.cpus_per_task, "mem": config.image_job.mem}
         changes = {
-            **without_gpus(config.cluster),
+            **drop_gpus(config.cluster),
             **{key: value for key, value in requested.items() if value is not None},
         }
         own = stage_changes(config, STAGE)

@@ -30,7 +30,7 @@ from launcher.stages.megatron_lm_model import (
     stack_of,
     values,
 )
-from launcher.stages.names_and_paths import checked_path
+from launcher.stages.names_and_paths import check_path
 from launcher.stages.stage import Engine, StageRun, refuse_resume
 from slipway.common.sections import ModelType
 
@@ -131,7 +131,7 @@ def _payload(run: StageRun, training: TrainingConfig, written: Mapping[str, Any]
 
     Raise UserError if the configuration asks for what Megatron-LM has no option for.
     """
-    root, model_type = checked_path(run.config.megatron_lm_path, "megatron_lm_path"), training.run.model_type
+    root, model_type = check_path(run.config.megatron_lm_path, "megatron_lm_path"), training.run.model_type
     start = (python(run.config), "-u", str(run.paths.megatron_lm), root, model_type)
     return Payload(
         argv=(*start, *megatron_lm_arguments(written, model_type)),

@@ -15,12 +15,12 @@ from launcher.stages.checkpoint_source import directory_of
 from launcher.stages.common import (
     config_arguments,
     python,
+    request_gpu_per_task,
     resources,
     stage_job,
     trainer_payload,
-    with_gpu_per_task,
 )
-from launcher.stages.names_and_paths import checked_path
+from launcher.stages.names_and_paths import check_path
 from launcher.stages.stage import Engine, StageRun, refuse_resume
 
 _SCRIPTS = "examples/nlp/language_modeling"
@@ -64,7 +64,7 @@ def _payload(run: StageRun, training: TrainingConfig, _written: Mapping[str, Any
             hint="choose another name",
             also=("cluster.job_name_prefix",),
         )
-    root = checked_path(run.config.nemo_path, "nemo_path")
+    root = check_path(run.config.nemo_path, "nemo_path")
     return Payload(
         argv=(
             python(run.config),
@@ -150,7 +150,7 @@ def nemo_conversion_job(
             key="cluster.gpus_per_node",
             hint=f"cluster.gpus_per_node={next(n for n in range(most, 0, -1) if tasks % n == 0)}",
         )
-    root = checked_path(config.nemo_path, "nemo_path")
+    root = check_path(config.nemo_path, "nemo_path")
     options = (
         *("--nemo-path", root),
         *("--tensor_model_parallel_size", str(tensor)),
@@ -162,7 +162,7 @@ def nemo_conversion_job(
     requested = resources(config.cluster, conversion.run, nodes=nodes, tasks=tasks // nodes)
     return stage_job(
         run,
-        with_gpu_per_task(requested),
+        request_gpu_per_task(requested),
         replace(payload, python_path=(root, *payload.python_path)),
         engine="nemo",
         readable=readable,

@@ -27,7 +27,7 @@ _STAGES: Mapping[str, Stage[Any]] = {
 }
 
 
-def by_stage(config: RunConfig) -> list[RunConfig]:
+def split_by_stage(config: RunConfig) -> list[RunConfig]:
     """Return one configuration for each job of each requested stage, in that order.
 
     Raise UserError if the stages cannot be launched one after the other.
@@ -55,17 +55,17 @@ def stage_name(config: RunConfig) -> str:
 def outputs_of(configs: Iterable[RunConfig]) -> Iterator[Path]:
     """Yield the files and directories that launches leave to later stages."""
     for config in configs:
-        stage = stage_of(config)
+        stage = find_stage(config)
         yield from stage.writes(config, stage.node(config))
 
 
-def stage_of(config: RunConfig) -> Stage[Any]:
+def find_stage(config: RunConfig) -> Stage[Any]:
     (name,) = config.stages
     return _STAGES[name]
 
 
 def _split(config: RunConfig) -> Iterable[RunConfig]:
-    stage = stage_of(config)
+    stage = find_stage(config)
     return stage.split(config, stage.node(config))
 
 
@@ -127,16 +127,16 @@ def _check_every(config: RunConfig) -> None:
 
 
 def prepare_launch(config: RunConfig, work: ImageWork | None = None) -> StageRun:
-    """Prepare a launch of the one stage of a configuration (see `by_stage`), or of the work on an image.
+    """Prepare a launch of the single stage of a configuration, or of the work on an image.
 
     Raise UserError if the group of the stage is not in the configuration, or a name cannot be a file's.
     """
-    return (work or stage_of(config)).prepare(config, number=1)
+    return (work or find_stage(config)).prepare(config, number=1)
 
 
 def plan_launch(config: RunConfig, *, number: int, tag: str, work: ImageWork | None = None) -> Plan:
     """Plan one launch of one stage, or of the work on an image. A pure function of its arguments."""
-    stage = work or stage_of(config)
+    stage = work or find_stage(config)
     run = stage.prepare(config, number)
     check_secrets(run.config)
     return Plan(

@@ -19,7 +19,7 @@ from launcher.errors import UserError, literal, setting_error
 from launcher.plan import Job, Payload, Profile, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.containers import check_saving
-from launcher.stages.names_and_paths import JOB_NAME, SAFE_NAME, check_variables, checked_path
+from launcher.stages.names_and_paths import JOB_NAME, SAFE_NAME, check_path, check_variables
 
 AnyNode = StageConfig | StageSection
 Node = TypeVar("Node", bound=AnyNode)
@@ -226,7 +226,7 @@ def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
     by_name = {name: path for name, path in files.items() if path is not None}
     for name, path in by_name.items():
         key = f"env_files.{name}" if name in config.env_files else "wandb_api_key_file"
-        checked_path(path, key)
+        check_path(path, key)
         if name in job.environment:
             raise setting_error(f"{key}: env_vars.{name} is set too", hint=f"env_vars.{name}=null")
     return by_name

@@ -11,7 +11,7 @@ from launcher.drafting import Request, drafts
 from launcher.errors import UserError
 from launcher.launching import launch_stages
 from launcher.plan import Job
-from launcher.stages.planning import by_stage, plan_launch
+from launcher.stages.planning import plan_launch, split_by_stage
 from tests.launching.fake_slurm import install, overrides
 
 TRAINED = ["stages=[training,conversion]", "conversion=nemo"]
@@ -20,7 +20,7 @@ ALONE = ["stages=[conversion]", "conversion=nemo", "conversion.source=/others/ru
 
 def job_of(*words: str) -> Job:
     places = ["base_results_dir=/r", "data_dir=/d", "cluster=bcm", "container=/apps/x.sqsh", "engine=nemo"]
-    *_, config = by_stage(compose([*places, *words]).config)
+    *_, config = split_by_stage(compose([*places, *words]).config)
     return plan_launch(config, number=1, tag="x").job
 
 
