@@ -280,7 +280,7 @@ def _explain_unknown_key(key: str, attempt: Attempt) -> UserError:
     if any(f"{key}.".startswith(f"{site}.") for site in _SITES):
         text = attempt.override_of(key)
         added = f"+{key}={parse_override(text).value or '...'}"
-        message = f"{escape(text)}: a part of this key does not exist yet; add new keys with +"
+        message = f"{escape(text)}: a part of this key is new, and new keys are added with +"
         return UserError(
             message, key=key, hint=f"to add it: {quote_for_shell(added) if ' ' in added else added}"
         )
