@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.config_dirs:
         trees = ", ".join(map(display_path, tree_roots(args.config_dirs)))
-        print(f"# trees (a file of the first one wins): {escape(trees)}")
+        print(f"# trees (earlier ones win): {escape(trees)}")
     if args.plain:
         print("\n".join("".join(text for text, _ in line) for line in _lines(leaves)))
     else:

@@ -101,7 +101,7 @@ def test_the_order_of_the_trees(tree: Tree, monkeypatch: pytest.MonkeyPatch, cap
         out = capsys.readouterr().out
         assert yaml.safe_load(out)["cluster"]["comment"] == name
         Path(name, "cluster/etc.yaml").unlink()
-    assert f"trees (a file of the first one wins): first, second, of_variable, also, etc, {CONF_DIR}" in out
+    assert f"trees (earlier ones win): first, second, of_variable, also, etc, {CONF_DIR}" in out
 
 
 def test_a_wrapper_may_put_its_tree_in_front_of_every_verb(site: Path, tree: Tree, capsys: Capsys) -> None:
