@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 _TABLE = Path(__file__).resolve().with_name("attained.json")
 # Keys of the file that are no constants.
 _TEXTS = frozenset({"about", "fitted", "sources", "assumed"})
-# Keys whose values are tables that a site may add rows to.
+# Tables that a site may add rows to.
 _OPEN = frozenset({"gpus", "like"})
 _ROWS = ("half", "fp8", "attention")
 # Bounds of a number, by the beginning of its key: from, to, whether `from` itself is valid, and its meaning.
@@ -49,9 +49,9 @@ class InvalidEntry(ValueError):
 class Products(NamedTuple):
     """Shares of a GPU's dense peak that large matrix products and the core of attention attain.
 
-    `half` is that of 16-bit operands; `fp8` is None where a GPU has no FP8; `attention` is that of the core's
-    forward pass, in 16 bits, by a fused kernel. `measured` is the GPU of the published trainings; `is_alike`
-    is True if it is this one, or one with its chip.
+    `half` is for 16-bit operands; `fp8` is None where a GPU has no FP8; `attention` is for the core's forward
+    pass, in 16 bits, by a fused kernel. `measured` is the GPU of the published trainings; `is_alike` is True
+    if it is this one, or one with its chip.
     """
 
     half: float
@@ -110,13 +110,13 @@ def assumed(engine: str, measured: str, *, is_fp8: bool) -> tuple[str | None, li
     table, assumptions = _table()["assumed"], []
     whose: str | None = measured
     if measured not in _table()["gpus"]:
-        whose = None  # a row of the site's own
+        whose = None  # a site's row
     elif measured in table["gpus"] and not is_fp8:
         whose = table["gpus"][measured]
-        assumptions.append(f"nobody publishes trainings on {measured}{' in bf16' if whose else ''}")
+        assumptions.append(f"no published trainings on {measured}{' in bf16' if whose else ''}")
     known = table["engines"].get(engine)
     if known == []:
-        assumptions.append("nobody measured our trainer")
+        assumptions.append("no measurement of our trainer")
     elif known is not None and measured not in known:
         assumptions.append(f"Megatron-LM is measured on {', '.join(known)} alone")
     return whose, assumptions

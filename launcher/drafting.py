@@ -1,6 +1,6 @@
-"""The way from overrides to planned launches: compose, plan, render. Nothing is written or submitted.
+"""Overrides to planned launches: compose, plan, render. Nothing is written or submitted.
 
-Every command walks this way; `launcher.launching` goes on from here to a job.
+Every command plans this way; `launcher.launching` makes a job of a draft.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from launcher.runs import provenance
 from launcher.runs.manifest import read_manifest, read_stored_text
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, TEMPLATES, next_launch_number
 from launcher.runs.trust import why_untrusted
-from launcher.stages.planning import by_stage, plan_launch, prepare_launch, stage_name
+from launcher.stages.planning import plan_launch, prepare_launch, split_by_stage, stage_name
 
 if TYPE_CHECKING:
     from launcher.images.resolve import ResolvedImage
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The launch that the user asked for.
+    """The requested launch.
 
-    `config_dirs`, the first of which wins, and `template_dir` are the user's own trees, before ours. To
-    render the script of an earlier launch again, `number` and `tag` are its own. `stage` is the only stage to
-    draft, of several in the overrides; `work` is an image to make instead. With a `launch_dir` the draft is
-    that of the configuration stored there, with its `choices`, whatever the trees say now.
+    `config_dirs` (the first one wins) and `template_dir` are the user's own trees, before ours. To render the
+    script of an earlier launch again, `number` and `tag` are its own. `stage` is the only stage to draft, of
+    several in the overrides; `work` is an image to make instead. With a `launch_dir` the draft is that of the
+    configuration stored there, with its `choices`, and not of today's trees.
     """
 
     overrides: Sequence[str]
@@ -54,10 +54,10 @@ class Request:
     choices: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_launch(
+    def from_launch(
         cls, launch_dir: Path, command: Sequence[str] = (), number: int | None = None, tag: str | None = None
     ) -> Request:
-        """Read the record of a launch; raise UserError if there is none, or its templates are not trusted."""
+        """Read the record of a launch; raise UserError if it is missing, or its templates are not trusted."""
         launch_dir = launch_dir.absolute()
         manifest, templates = read_manifest(launch_dir), launch_dir / TEMPLATES
         return cls(
@@ -73,7 +73,7 @@ class Request:
     def compositions(self) -> list[Composition]:
         """Compose the configuration, once for each requested stage, or for the job that makes an image.
 
-        Raise UserError if the stages cannot be launched one after the other, `stage` is none of them, or no
+        Raise UserError if the stages cannot be launched one after the other, `stage` is another one, or no
         configuration is stored in `launch_dir`.
         """
         if self.launch_dir is not None:
@@ -92,7 +92,7 @@ class Request:
             check_references(composition.references)
             if self.work is not None:
                 return [composition]
-            configs = by_stage(composition.config)
+            configs = split_by_stage(composition.config)
             names = [stage_name(config) for config in configs]
             if stage is not None and stage not in names:
                 raise UserError(
@@ -120,7 +120,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Draft:
-    """A planned launch, not written anywhere yet; `work` is the image that its job makes, if it does that.
+    """A planned launch, not written yet; `work` is the image that its job makes, if any.
 
     `config` is the one that is planned: the composition's, with `container` as the job reads it.
     `results_key` is its key that determines the run's directory.
@@ -147,13 +147,12 @@ class Draft:
 
     @property
     def script(self) -> str:
-        """The text of the script that is submitted."""
         return self.texts[self.plan.paths.script]
 
     @cached_property
     def image(self) -> ResolvedImage | None:
-        """The image that `container` stands for; ``None`` on bare metal."""
-        return choice_of(self.composition, self.template_dir)
+        """The image of `container`; ``None`` on bare metal."""
+        return resolve_choice(self.composition, self.template_dir)
 
     def directory_key(self, directory: Path) -> str:
         """Return the key of a directory that the job writes to."""
@@ -221,7 +220,7 @@ def drafts(request: Request, staged: Sequence[Composition] | None = None) -> lis
     return [_draft(composition, request) for composition in staged]
 
 
-def choice_of(composition: Composition, template_dir: Path | None = None) -> ResolvedImage | None:
+def resolve_choice(composition: Composition, template_dir: Path | None = None) -> ResolvedImage | None:
     """Resolve `container` to an image; return ``None`` on bare metal.
 
     Raise UserError if it is no name of an image; a recipe's own mistakes are raised when it is read.
@@ -246,14 +245,14 @@ def _draft(composition: Composition, request: Request) -> Draft:
             launch_dir = run_dir / LAUNCHES / str(number)
             with contextlib.suppress(UserError, OSError):
                 if (launch_dir / ROOT_CONFIG).is_file() and read_manifest(launch_dir).tag == tag:
-                    return draft(Request.of_launch(launch_dir))
+                    return draft(Request.from_launch(launch_dir))
         try:
             number = number or next_launch_number(run_dir)
         except OSError as error:
             raise explain_os_error(error, run_dir, run.results_key, verb="read") from error
-        # Files, and names as Pyxis takes them, need no resolving; the job that makes an image has none.
+        # Files, and names as Pyxis takes them, need no resolving; a job that makes an image has no container.
         if work is None and not re.match(r"\s*$|[/~.]|[^:/]*#", config.container or ""):
-            choice = choice_of(composition, request.template_dir)
+            choice = resolve_choice(composition, request.template_dir)
             assert choice is not None
             config = config.model_copy(update={"container": choice.image})
         plan = plan_launch(config, number=number, tag=tag or provenance.new_tag(), work=work)

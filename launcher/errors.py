@@ -39,7 +39,7 @@ class Mistakes(UserError):
 
 
 def did_you_mean(name: str, valid: Iterable[str], most: float = math.inf) -> str | None:
-    """Return a hint with the nearest valid spelling; if none is near with all, or a few if over `most`."""
+    """Return a hint with the nearest valid spelling, or else with all names, or a few if over `most`."""
     options = sorted(valid)
     close = nearest(name, options)
     if close:
@@ -51,7 +51,7 @@ def did_you_mean(name: str, valid: Iterable[str], most: float = math.inf) -> str
 
 
 def nearest_files(path: Path, suffixes: str | tuple[str, ...] = "", most: int = 3) -> str:
-    """Return a hint with the names beside a path that are nearest to its own, or with any if none is near."""
+    """Return a hint with the nearest names in a path's directory, or else with any of them."""
     try:
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.name.endswith(suffixes))
     except FileNotFoundError:
@@ -59,11 +59,11 @@ def nearest_files(path: Path, suffixes: str | tuple[str, ...] = "", most: int = 
     except OSError:  # a directory that may be searched, and not listed
         names = []
     listed = nearest(path.name, names, most) or names[:most]
-    return f"in {path.parent}: {', '.join(listed)}" if listed else f"there is none in {path.parent}"
+    return f"in {path.parent}: {', '.join(listed)}" if listed else f"{path.parent} has no such files"
 
 
 def setting_error(message: str, hint: str | None = None, also: Sequence[str] = ()) -> UserError:
-    """Return the mistake ``KEY=VALUE: what is wrong``, or ``KEY: what is wrong``, as one of that key."""
+    """Return the mistake ``KEY=VALUE: PROBLEM``, or ``KEY: PROBLEM``, as one of that key."""
     return UserError(message, key=message.partition(":")[0].partition("=")[0], also=also, hint=hint)
 
 
@@ -83,7 +83,7 @@ def shortened(text: str) -> str:
 
 
 def end_of(text: str) -> str:
-    """Shorten a program's message at its start: programs say last what went wrong."""
+    """Shorten a program's message at its start: programs end with the problem."""
     return text if len(text) <= _LONGEST else f"... {text[4 - _LONGEST :]}"
 
 
@@ -177,8 +177,8 @@ _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EBADF)
 def file_mode(path: Path) -> int:
     """Return the mode of the file at `path`, for the functions of `stat`; 0 if there is no file.
 
-    Raise OSError if the system does not tell, for example because a directory above may not be searched.
-    From Python 3.14 on, `Path.exists`, `is_file` and `is_dir` answer False for one that may not be looked at.
+    Raise OSError if that is unknown, for example because a directory above may not be searched. From Python
+    3.14 on, `Path.exists`, `is_file` and `is_dir` answer False for such a file.
     """
     try:
         return path.stat().st_mode

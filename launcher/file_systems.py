@@ -31,7 +31,7 @@ _KIB = 1024
 
 
 class MountedFileSystem(NamedTuple):
-    """A mounted file system: its type, where it is mounted, and what it is of."""
+    """A mounted file system: its type, mount point and source."""
 
     kind: str
     point: Path
@@ -71,37 +71,36 @@ def mount_of(path: Path) -> MountedFileSystem | None:
     return max(reversed(above), key=lambda mount: len(mount.point.parts), default=None)
 
 
-def local_mount(path: Path) -> MountedFileSystem | None:
-    """Return the file system of a path if it is local to this machine; else ``None``."""
+def find_local_mount(path: Path) -> MountedFileSystem | None:
     mount = mount_of(path)
     if mount is None or not mount.is_local:
         return None
     place = existing(path)
-    return None if any(place.is_relative_to(directory) for directory in _exported()) else mount
+    return None if any(place.is_relative_to(directory) for directory in _read_exports()) else mount
 
 
 def is_shared(path: Path) -> bool:
     """Return True if a path is on a file system that other machines share, as far as this one knows."""
-    return mount_of(path) is not None and local_mount(path) is None
+    return mount_of(path) is not None and find_local_mount(path) is None
 
 
 def mounts() -> Iterator[MountedFileSystem]:
     """Yield Linux's mounts, proc_pid_mountinfo(5): type and source are the fields after the lone dash.
 
-    Raise OSError if they cannot be read: what is deleted must not be below a mount that nobody saw.
+    Raise OSError if they cannot be read: no deletion may reach into an unseen mount.
     """
     for line in MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
         place, kind = before.split(), after.split()
         if len(place) > 4 and len(kind) > 1:
-            yield MountedFileSystem(kind[0], Path(_unescaped(place[4])), _unescaped(kind[1]))
+            yield MountedFileSystem(kind[0], Path(_unescape(place[4])), _unescape(kind[1]))
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
-def _exported() -> Iterator[Path]:
+def _read_exports() -> Iterator[Path]:
     """Yield the directories that this machine exports to others, see exports(5)."""
     for place in EXPORTS:
         files = sorted(place.glob("*.exports")) if place.is_dir() else [place]
@@ -113,7 +112,7 @@ def _exported() -> Iterator[Path]:
             for line in lines:
                 directory = line.split()[:1]
                 if directory and directory[0].startswith("/"):
-                    yield Path(_unescaped(directory[0]))
+                    yield Path(_unescape(directory[0]))
 
 
 def room_at(path: Path) -> Room | None:
@@ -139,10 +138,10 @@ def _quota_left(mount: MountedFileSystem, group: int) -> int | None:
         who = (("-u", os.getuid()), ("-g", group))
         answers = [_output("lfs", "quota", "-q", flag, str(id), str(mount.point)).split() for flag, id in who]
         # In one line, or with the numbers in a second one after a long name.
-        left = [_left(answer[1:4]) for answer in answers if answer]
+        left = [_parse_left(answer[1:4]) for answer in answers if answer]
     else:
         answer = _output("quota", "-u", "-g", "-w", "-p")
-        left = [_left(row[1:4]) for row in _rows(answer, group) if row[:1] == [mount.source]]
+        left = [_parse_left(row[1:4]) for row in _rows(answer, group) if row[:1] == [mount.source]]
     return min((bytes_left for bytes_left in left if bytes_left is not None), default=None)
 
 
@@ -157,8 +156,8 @@ def _rows(answer: str, group: int) -> Iterator[list[str]]:
             yield line.split()
 
 
-def _left(numbers: Iterable[str]) -> int | None:
-    """Return the bytes left, from KiB used (starred beyond the limit), soft and hard limit; 0 is none."""
+def _parse_left(numbers: Iterable[str]) -> int | None:
+    """Return the bytes left, from KiB used (starred beyond the limit), soft and hard limit; 0: no limit."""
     values = [text.rstrip("*") for text in numbers]
     if len(values) != 3 or not all(value.isdecimal() for value in values):
         return None

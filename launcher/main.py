@@ -1,7 +1,7 @@
-"""The ways in: the command `slipway`, and the NeMo Megatron launcher's ``python launcher/main.py OVERRIDES``.
+"""Entry points: the command `slipway`, and NeMo Megatron launcher's ``python launcher/main.py OVERRIDES``.
 
 The latter is the same as ``slipway launch`` with these arguments. While modules are imported Ctrl-C ends the
-process at once, as an exception there would be a traceback of whatever is just imported.
+process at once: an exception would print a traceback.
 """
 
 import atexit
@@ -58,7 +58,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     try:
         return run(arguments, lambda: _replace_handler(_leave, signal.default_int_handler))
     finally:
-        # All is said and done, and Python takes its time to leave.
+        # Interpreter shutdown is slow; let Ctrl-C end it at once.
         _replace_handler(signal.default_int_handler, _leave)
 
 

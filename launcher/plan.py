@@ -66,7 +66,7 @@ class Queue(QueueFlags):
     further: Mapping[str, str | Literal[True]] = field(default_factory=dict)
 
 
-# Words that Pyxis takes in place of a mount's source: memory, and the removal of what is mounted there.
+# Words that Pyxis takes in place of a mount's source: memory, and the removal of a mount.
 SOURCES_WITHOUT_PATH = ("tmpfs", "umount")
 
 
@@ -84,7 +84,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The image that the tasks run in, with what it sees of the host."""
+    """The image that the tasks run in, with its mounts and options."""
 
     image: str
     mounts: tuple[Mount, ...]
@@ -97,7 +97,7 @@ class Container:
 
     @property
     def is_staged(self) -> bool:
-        """True if each node starts its own copy, whose path only the job knows."""
+        """True if each node starts its own copy, at a path that only the job knows."""
         return self.options.stage_to is not None and self.is_file
 
 
@@ -105,10 +105,9 @@ class Container:
 class Payload:
     """The program of each task: an argument vector, never a command line.
 
-    `python_path` is put in front of what the container or the user already has. `save_signal` is what the
-    payload takes as: save now, the job is about to end. `nodes_key` is what the payload is told the number of
-    nodes by, in a last argument, where it is known in the job alone. `array_key` is the option by which it is
-    told the number of its task in a job array.
+    `python_path` is put in front of the container's or the user's. `save_signal` asks the payload to save, as
+    the job is about to end. `nodes_key` is the key of a last argument with the number of nodes, where only
+    the job knows it. `array_key` is the option for the number of its task in a job array.
     """
 
     argv: tuple[str, ...]
@@ -159,7 +158,7 @@ class Job:
     of the GPUs (9 is Hopper), unless it is set. `vboost` gives more of their power budget to their compute
     engines. A stage behind a training with `every` is also submitted after each so many checkpoints.
     Each task exports the `expansions`, values with references to its own variables. The lines of `setup` run
-    before the tasks, each of which the words of `task_prefix` start.
+    before the tasks; the words of `task_prefix` start each task.
     `directories` are made before the job is submitted, and it writes there: each has the key that it comes
     from, or ``None`` below the run's own directory.
     """
@@ -190,12 +189,11 @@ class Job:
 
     @property
     def payload_config(self) -> Mapping[str, Any] | None:
-        """The configuration that the payload reads, or ``None`` if it reads none."""
         return self.config if self.config is not None else self.stage_config
 
     @property
     def container_variables(self) -> tuple[str, ...]:
-        """The variables whose values in the container are the job's, whatever its image says of them."""
+        """The variables that have the job's values in the container, not the image's."""
         chosen = self.container.options.env if self.container is not None else ()
         return tuple(
             dict.fromkeys([*chosen, *RENDEZVOUS, *self.environment, *self.environment_files]),
@@ -204,7 +202,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A launch of a run: where it goes, and the job that it is.
+    """A launch of a run: its paths and its job.
 
     The launch's number (in `paths`) and `tag` are inputs, so that a replay can hold them fixed.
     """

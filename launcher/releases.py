@@ -1,4 +1,4 @@
-"""Releases of NVIDIA's images and of Megatron-LM: what each holds.
+"""Releases of NVIDIA's images and of Megatron-LM, and their contents.
 
 The facts are those of `releases.json`, each with its source. A fact that could not be verified is not there,
 and is ``None`` here.
@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 NVIDIA = "nvcr.io"
 Family = Literal["nemo", "pytorch"]
-# NVIDIA's names for NeMo's image over the years; the last two are nobody else's, under any owner.
+# NVIDIA's names for NeMo's image over the years; the last two are only NVIDIA's, under any owner.
 _REPOSITORIES: Mapping[str, Family] = {
     "nvidia/nemo": "nemo",
     "nemofw-training": "nemo",
@@ -45,7 +45,7 @@ _FILE = re.compile(
 )
 
 
-# Facts that the Python of an image tells of itself.
+# Facts that the Python of an image reports.
 _ASKED = ("nemo", "megatron_core", "python", "cuda", "transformer_engine")
 
 
@@ -66,9 +66,9 @@ class Contents:
     # NVIDIA's image of that name; ``None`` for another one.
     family: Family | None = None
     month: str | None = None
-    # More than the name of a file tells the origin.
+    # False if only the name of a file suggests the origin.
     is_certain: bool = True
-    # Its own Python told what is installed: what it did not tell is not there.
+    # Its own Python listed the installed packages: a missing one is not installed.
     was_asked: bool = False
     nemo: str | None = None
     megatron_core: str | None = None
@@ -100,7 +100,6 @@ class MegatronLm(NamedTuple):
 
 @cache
 def table() -> Mapping[str, Any]:
-    """Return the file of releases as it is."""
     text = Path(__file__).with_name("releases.json").read_text(encoding="utf-8")
     content: Mapping[str, Any] = json.loads(text)
     return content
@@ -118,7 +117,7 @@ def images() -> tuple[Contents, ...]:
     rows = []
     for row in table()["images"]:
         facts = {name: value for name, (value, _) in row["facts"].items()}
-        family = _family_of(row["image"])
+        family = _find_family(row["image"])
         rows.append(Contents(f"{row['image']}:{row['tag']}", family, row["tag"], **facts))
     return tuple(rows)
 
@@ -134,12 +133,12 @@ def megatron_lm() -> tuple[MegatronLm, ...]:
 def contents_of(
     registry: str | None, repository: str, tag: str | None, digest: str | None = None
 ) -> Contents | None:
-    """Return what the table knows of an image by its name; ``None`` for one that is not NVIDIA's.
+    """Return the contents of an image in the table by its name; ``None`` for one that is not NVIDIA's.
 
-    An image of another repository whose name ends in ``nvidia/nemo`` is taken for a copy, and one whose tag
-    says more than a release for that release with changes: neither is certain.
+    An image of another repository with a name that ends in ``nvidia/nemo`` counts as a copy, and a longer tag
+    than a release's as that release with changes: neither is certain.
     """
-    family = _family_of(repository)
+    family = _find_family(repository)
     if family is None:
         return None
     month = _MONTH.match(tag or "")
@@ -147,33 +146,33 @@ def contents_of(
     name = f"{registry}/" * bool(registry) + repository + end
     is_certain = registry == NVIDIA and repository in _RELEASES
     if month is None:
-        return _named(name, family, None, is_certain=is_certain)
+        return _find_named(name, family, None, is_certain=is_certain)
     is_release = is_certain and _RELEASES[repository].fullmatch(tag or "") is not None
-    return _named(name, family, month[1], is_certain=is_release)
+    return _find_named(name, family, month[1], is_certain=is_release)
 
 
 def contents_by_file_name(name: str) -> Contents | None:
-    """Return what the table knows of a squashfs by the name of its file alone, which is not certain."""
+    """Return the contents of a squashfs in the table by the name of its file, which is not certain."""
     match = _FILE.search(name)
     if match is None:
         return None
     family: Family = "pytorch" if match["family"] else "nemo"
-    return _named(None, family, match["month"], is_certain=False)
+    return _find_named(None, family, match["month"], is_certain=False)
 
 
-def _named(name: str | None, family: Family, month: str | None, *, is_certain: bool) -> Contents:
+def _find_named(name: str | None, family: Family, month: str | None, *, is_certain: bool) -> Contents:
     for row in images():
         if (row.family, row.month) == (family, month):
             return replace(row, origin=name or row.origin, is_certain=is_certain)
     return Contents(name or f"{NVIDIA}/nvidia/{family}:{month}", family, is_certain=is_certain)
 
 
-def _family_of(repository: str) -> Family | None:
+def _find_family(repository: str) -> Family | None:
     return next((of for name, of in _REPOSITORIES.items() if f"/{repository}".endswith(f"/{name}")), None)
 
 
-def with_installed(contents: Contents, installed: Mapping[str, str | None]) -> Contents:
-    """Return the contents with what the image's own Python told (`launcher.images.inspecting`)."""
+def add_installed(contents: Contents, installed: Mapping[str, str | None]) -> Contents:
+    """Return the contents with the facts of the image's own Python (`launcher.images.inspecting`)."""
     facts: dict[str, Any] = {name: installed[name] for name in _ASKED if name in installed}
     if "nemo_models" in installed:
         kinds = [set((installed.get(name) or "").split()) for name in ("nemo_models", "nemo_scripts")]
@@ -182,7 +181,7 @@ def with_installed(contents: Contents, installed: Mapping[str, str | None]) -> C
 
 
 def version(text: str | None) -> tuple[int, ...]:
-    """Return the numbers of a version; none if it is none."""
+    """Return the numbers of a version; an empty tuple for another text."""
     match = _VERSION.match((text or "").strip())
     return tuple(map(int, match[0].split("."))) if match else ()
 

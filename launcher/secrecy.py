@@ -28,10 +28,10 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PLAIN_SECRET = re.compile(
     r"(PASS(WORD|WD|PHRASE|CODE)|CREDENTIAL|(API|ACCESS|AUTH|PRIVATE|SECRET)KEY)S?$|^SECRETS?$"
 )
-# AWS_ACCESS_KEY_ID, whose last word says nothing.
+# AWS_ACCESS_KEY_ID: its last word says nothing.
 _KEY_ID = re.compile(r"ACCESS_?KEY_?ID$", re.IGNORECASE)
 
-# Secrets in a variable's name, where a model's key of the same name, `eos_token` or `label_key`, is none.
+# Secrets in a variable's name, but not in a model's key such as `eos_token` or `label_key`.
 _IN_VARIABLES = ("AUTH", "BEARER", "CREDS", "JWT", "KEY", "KEYS", "PASS", "PAT", "PWD", "TOKEN", "TOKENS")
 
 # With one of these words in front, those are secrets in any name: `hf_token`, `api_key`.
@@ -96,7 +96,7 @@ _SHORTEST = 4
 # A value of a variable is looked for everywhere: words of few letters, and numbers, would be found by chance.
 _SHORTEST_KNOWN, _SHORTEST_WORD = 8, 12
 _WORD_ALONE = re.compile(r"[a-z]+|[A-Z]+|[A-Z][a-z]+|[0-9.]+")
-# Variables whose values are on record anyway, whatever other variables have the same value.
+# Variables with values that are on record anyway, also where another variable has the same value.
 _PUBLIC = ("HOME", "PWD", "USER", "LOGNAME", "HOSTNAME", "PATH", "VIRTUAL_ENV")
 
 
@@ -149,23 +149,25 @@ def secrets_in(
     """Return the secrets of a text, the value of a `key` or any other, in their order.
 
     `literals` is for a program's text, in which names are given quoted values, and all else may be anything.
-    `known` is what `known_values` returns, for who asks of many texts.
+    `known` is the result of `collect_known_values`, for callers with many texts.
     """
     return list(
-        _secrets_in(text, literals, is_exported(text, key), known_values() if known is None else known)
+        _secrets_in(
+            text, literals, is_exported(text, key), collect_known_values() if known is None else known
+        )
     )
 
 
 def is_exported(text: str, key: str = "") -> bool:
-    """Return whether a text holds, or is as the value of a key, a list that sbatch or srun would export."""
+    """Return whether a text, or the value of a key, has a list that sbatch or srun would export."""
     return "--export" in text or key.endswith("sbatch.export")
 
 
 # Most points of a sweep have the same values.
 @functools.lru_cache(maxsize=4096)
 def _secrets_in(text: str, literals: bool, exported: bool, known: Known) -> Sequence[Secret]:
-    listed = _exported(text) if exported else ()
-    return _apart([*listed, *_given(text, literals=literals), *_formed(text, known)])
+    listed = _find_exported(text) if exported else ()
+    return _merge([*listed, *_find_given(text, literals=literals), *_find_formed(text, known)])
 
 
 def hidden(key: str, value: Any) -> Any:
@@ -175,7 +177,7 @@ def hidden(key: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {name: hidden(f"{key}.{name}", item) for name, item in value.items()}
     if isinstance(value, list):
-        return masked_items([hidden(key, item) for item in value])
+        return mask_items([hidden(key, item) for item in value])
     if is_file_key(key):
         return printable(value) if _PATH.match(str(value)) else MASK
     if is_secret_key(key):
@@ -185,7 +187,7 @@ def hidden(key: str, value: Any) -> Any:
 
 def without_secrets(text: str, *, literals: bool = False, known: Known | None = None) -> str:
     """Return a text with the secrets in it masked; see `secrets_in`."""
-    return _masked(text, secrets_in(text, literals=literals, known=known))
+    return _mask(text, secrets_in(text, literals=literals, known=known))
 
 
 def printable(text: str) -> str:
@@ -193,20 +195,19 @@ def printable(text: str) -> str:
 
     Names are left alone: a message explains which file a variable is read from.
     """
-    return _masked(text, _apart(_formed(text)))
+    return _mask(text, _merge(_find_formed(text)))
 
 
 def redacted(override: str) -> str:
-    """Return an override with the secrets in it masked."""
-    return _masked(override, _of_override(override))
+    return _mask(override, _find_in_override(override))
 
 
 def recorded(words: Iterable[str]) -> list[str]:
     """Return the words of a command line with the secrets in them masked, for a record."""
-    return masked_items([redacted(word) if "=" in word else without_secrets(word) for word in words])
+    return mask_items([redacted(word) if "=" in word else without_secrets(word) for word in words])
 
 
-def masked_items(items: Sequence[Any]) -> list[Any]:
+def mask_items(items: Sequence[Any]) -> list[Any]:
     """Return the items of a list with those masked that hold a secret; see `secret_items`."""
     secrets = secret_items(items)
     return [MASK if number in secrets else item for number, item in enumerate(items)]
@@ -217,11 +218,11 @@ def secret_items(items: Sequence[Any], known: Known | None = None) -> dict[int, 
 
     In ``[prog, --password, x]`` and ``[docker, login, -p, x]`` an item gives a value to those before it.
     """
-    words = [_as_word(item) for item in items]
+    words = [_format_word(item) for item in items]
     text, end = " ".join(words), -1
     secrets: dict[int, Secret] = {}
-    exported = _exported(text) if is_exported(text) else ()
-    places = _apart([*exported, *_options(text), *_formed(text, known)])
+    exported = _find_exported(text) if is_exported(text) else ()
+    places = _merge([*exported, *_find_options(text), *_find_formed(text, known)])
     for number, word in enumerate(words):
         begin, end = end + 1, end + 1 + len(word)
         for place in places:
@@ -232,7 +233,7 @@ def secret_items(items: Sequence[Any], known: Known | None = None) -> dict[int, 
 
 def secrets_of(override: str) -> list[str]:
     """Return the values that `redacted` masks and those that the override refers to, but for short ones."""
-    values = [override[secret.start : secret.end].strip(" \t'\"") for secret in _of_override(override)]
+    values = [override[secret.start : secret.end].strip(" \t'\"") for secret in _find_in_override(override)]
     values += [os.environ.get(name, "") for name in referred_variables(override)]
     return [value for value in values if len(value) >= _SHORTEST]
 
@@ -244,20 +245,20 @@ def referred_variables(text: str) -> list[str]:
     ]
 
 
-def _of_override(override: str) -> list[Secret]:
+def _find_in_override(override: str) -> list[Secret]:
     key, equals, value = override.partition("=")
     node, start = key.lstrip("+~").strip(), len(key) + 1
     if not equals:
         return secrets_in(override)
     if value.strip().lower() in _NOTHING:
-        return _apart(_formed(override))
+        return _merge(_find_formed(override))
     files, mapping = is_file_key(node), value.lstrip().startswith("{")
     if not mapping and (files or is_secret_key(node)) and not _REFERENCE.fullmatch(value):
         is_path = files and _PATH.match(value)
-        return _apart(_formed(override)) if is_path else [Secret(start, len(override), "a secret", None)]
-    assigned = _given(value, files=files, variables=node.endswith(_VARIABLES))
+        return _merge(_find_formed(override)) if is_path else [Secret(start, len(override), "a secret", None)]
+    assigned = _find_given(value, files=files, variables=node.endswith(_VARIABLES))
     inner = [Secret(start + item.start, start + item.end, item.what, item.variable) for item in assigned]
-    listed = _exported(override) if is_exported(value, node) else ()
+    listed = _find_exported(override) if is_exported(value, node) else ()
     if "[" in value:
         matches = list(_ITEM.finditer(value, value.index("[")))
         for number, item in secret_items([match[0].strip(" \t'\"") for match in matches]).items():
@@ -265,20 +266,20 @@ def _of_override(override: str) -> list[Secret]:
             inner.append(Secret(start + span[0], start + span[1], item.what, item.variable))
     if node.endswith(_IMAGES) and (login := _IMAGE_LOGIN.match(value)):
         inner.append(Secret(start + login.start(1), start + login.end(1), "a password in an image's name"))
-    return _apart([*listed, *inner, *_formed(override)])
+    return _merge([*listed, *inner, *_find_formed(override)])
 
 
 _ITEM = re.compile(rf"{_QUOTED}|[^\s\[\],'\"](?:\$\{{[^}}]*\}}|[^\[\],])*")
 
 
-def _as_word(item: Any) -> str:
+def _format_word(item: Any) -> str:
     """Return an item as a word of a command line; a list or one of several words is looked at by itself."""
     text = str(item) if isinstance(item, (str, int, float)) else "[ ]"
     is_text = re.search(r"\s", text) and not _REFERENCE.fullmatch(text)
     return "_" * len(text) if is_text else shlex.quote(text)
 
 
-def _given(
+def _find_given(
     text: str, *, files: bool = False, variables: bool = False, literals: bool = False
 ) -> Iterator[Secret]:
     """Find the places where a secret's name is given a value."""
@@ -295,13 +296,13 @@ def _given(
         if not literals or _LITERAL.match(value):
             end = stated.end()
             yield Secret(*stated.span(), f"a value for {name}", name)
-    yield from _options(text, literals=literals)
+    yield from _find_options(text, literals=literals)
     for match in _DEFAULT.finditer(text):
         if is_secret_name(match["name"].upper()) and match["value"].strip().lower() not in _NOTHING:
             yield Secret(*match.span("value"), f"a value for {match['name']}", match["name"])
 
 
-def _options(text: str, *, literals: bool = False) -> Iterator[Secret]:
+def _find_options(text: str, *, literals: bool = False) -> Iterator[Secret]:
     """Find the words that follow a secret's name: ``--token x``, ``setenv HF_TOKEN x``."""
     for match in itertools.chain.from_iterable(pattern.finditer(text) for pattern in _SET):
         name, value = match["name"], match["value"]
@@ -314,32 +315,32 @@ _LITERAL = re.compile(r"""[bfru]{0,2}['"][^'"]{4,}""")
 _DEFAULT = re.compile(r"oc\.env:\s*(?P<name>\w+)\s*,(?P<value>[^}]*)", re.ASCII)
 
 
-def _exported(text: str) -> Iterator[Secret]:
-    """Find what sbatch or srun would export: the list is on record, and in the list of processes.
+def _find_exported(text: str) -> Iterator[Secret]:
+    """Find secrets that sbatch or srun would export: the list is on record, and in the list of processes.
 
-    A variable that is no secret has a better place, so more is taken for one than elsewhere.
+    A harmless variable has a better place, so more values count as secrets than elsewhere.
     """
     for match in _EXPORTED.finditer(text):
         if is_secret_name(match["name"]) or _looks_random(match["value"]):
             yield Secret(*match.span("value"), f"a value for {match['name']}", match["name"])
 
 
-def _formed(text: str, known: Known | None = None) -> Iterator[Secret]:
-    """Find what is a secret by its form, or as the value of a variable of this process."""
+def _find_formed(text: str, known: Known | None = None) -> Iterator[Secret]:
+    """Find secrets by their forms, and values of this process's secret variables."""
     yield from formed(text)
-    for name, pattern in known_values() if known is None else known:
+    for name, pattern in collect_known_values() if known is None else known:
         for match in pattern.finditer(text):
             yield Secret(*match.span(), f"the value of the variable {name}", name)
 
 
-def known_values() -> Known:
+def collect_known_values() -> Known:
     """Return the secrets among the variables of this process, as they are now."""
-    return _known(tuple(os.environ.items()))
+    return _collect_known(tuple(os.environ.items()))
 
 
 @functools.lru_cache(maxsize=8)
-def _known(environment: Sequence[tuple[str, str]]) -> Known:
-    """Return the variables whose values are secrets, and how to find these in a text, the longest first."""
+def _collect_known(environment: Sequence[tuple[str, str]]) -> Known:
+    """Return the variables with secret values, each with a pattern of its value, the longest first."""
     public = [value for name, value in environment if name in _PUBLIC]
     names = {
         part: name
@@ -349,19 +350,19 @@ def _known(environment: Sequence[tuple[str, str]]) -> Known:
         if _is_telling(part) and not any(part in text for text in public)
     }
     return tuple(
-        (names[value], re.compile("|".join(map(re.escape, _writings(value)))))
+        (names[value], re.compile("|".join(map(re.escape, _spell_variants(value)))))
         for value in sorted(names, key=len, reverse=True)
     )
 
 
 def _is_telling(value: str) -> bool:
-    """Return whether a value is found nowhere by chance, and is no path."""
+    """Return whether a value is unlikely to occur by chance, and is no path."""
     if value.startswith("-----") or (value.startswith("/") and os.path.lexists(value)):
         return False
     return len(value) >= (_SHORTEST_WORD if _WORD_ALONE.fullmatch(value) else _SHORTEST_KNOWN)
 
 
-def _writings(value: str) -> list[str]:
+def _spell_variants(value: str) -> list[str]:
     """Return the ways in which a value may be written: as it is, quoted for JSON, a shell, an address."""
     ways = [
         value,
@@ -376,7 +377,7 @@ def _writings(value: str) -> list[str]:
     return sorted(set(ways), key=len, reverse=True)
 
 
-def _apart(secrets: Iterable[Secret]) -> list[Secret]:
+def _merge(secrets: Iterable[Secret]) -> list[Secret]:
     """Return secrets in their order, those that overlap as one."""
     apart: list[Secret] = []
     for item in sorted(secrets, key=lambda secret: (secret.start, -secret.end)):
@@ -388,7 +389,7 @@ def _apart(secrets: Iterable[Secret]) -> list[Secret]:
     return apart
 
 
-def _masked(text: str, secrets: Sequence[Secret]) -> str:
+def _mask(text: str, secrets: Sequence[Secret]) -> str:
     for secret in reversed(secrets):
         text = f"{text[: secret.start]}{MASK}{text[secret.end :]}"
     return text

@@ -1,4 +1,4 @@
-"""The forms that secrets have, whatever their names: tokens, keys, passwords in addresses."""
+"""The forms of secrets under any name: tokens, keys, passwords in addresses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A secret within a text: where it is, what it is, and the variable that it is the value of, if known."""
+    """A secret within a text: its place, its kind, and its variable, if known."""
 
     start: int
     end: int
@@ -18,7 +18,7 @@ class Secret:
     variable: str | None = None
 
 
-# Neither the mask nor a variable, which stand in the place of a secret.
+# Neither the mask nor a variable, which replace a secret.
 _NONE = r"(?!\*{3}|\$)"
 _SCHEME = r"(?i:https?|ftps?|wss?)://"
 _QUERY = r"[\w.-]*(?:token|secret|passw(?:or)?d|pwd|api[_-]?key|auth|jwt|sas)|key"
@@ -29,8 +29,8 @@ _HOOKS = r"hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.c
 _HTTP_LOGINS = r"(?:bearer|basic|token|digest|negotiate)"
 _SIGNED = r"sig|signature|X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)"
 
-# The name of each form; its cues, in small letters, one of which is in each text with such a secret; and its
-# pattern, with the secret as the group `value`.
+# The name of each form; its cues, in small letters (each text with such a secret has one); and its pattern,
+# with the secret as the group `value`.
 _FORMS = (
     ("a private key", "key-----", r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<value>.*?)(?:-----END|\Z)"),
     ("a token of Hugging Face", "hf_", r"\b(?P<value>hf_(?=[A-Za-z]*[A-Z0-9])[A-Za-z0-9]{16,})"),
@@ -85,7 +85,7 @@ _FORMS = (
     (
         "a token in an address",
         "://",
-        # A name alone is none: https://git@host.
+        # A name alone is no token: https://git@host.
         rf"{_SCHEME}(?![a-z][a-z._-]*[:@])(?!\{{){_NONE}(?P<value>[^\s/:@'\"]+)(?=[:@])(?=[^\s/'\"]*@)",
     ),
     (
@@ -132,14 +132,14 @@ _FOLDED = (("\u0130", "i"), ("\u0131", "i"), ("\u017f", "s"), ("\u212a", "k"))
 
 def formed(text: str) -> Iterator[Secret]:
     """Yield the secrets of a text that are known by their forms."""
-    present = _cues_in(text)  # none in most texts
+    present = _find_cues(text)  # none in most texts
     for what, cues, pattern in _FORMS if present else ():
         if not present.isdisjoint(cues.split()):
-            for match in _compiled(pattern).finditer(text):
+            for match in _compile(pattern).finditer(text):
                 yield Secret(*match.span("value"), what)
 
 
-def _cues_in(text: str) -> set[str]:
+def _find_cues(text: str) -> set[str]:
     for letter, plain in _FOLDED:
         text = text.replace(letter, plain)
     text = text.lower()
@@ -147,5 +147,5 @@ def _cues_in(text: str) -> set[str]:
 
 
 @functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)

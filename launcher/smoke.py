@@ -1,8 +1,8 @@
 """Two steps of a training's real payload on one node, before it is launched on all of them.
 
-The smoke is a launch of a run of its own, ``<run>_smoke``, planned from the same overrides and a few more
-below, and launched the ordinary way. What it finds wrong has cost one node and minutes, not a hundred nodes
-and a night in the queue.
+The smoke is a launch of the run ``<run>_smoke``, planned from the same overrides and a few more below, and
+launched the ordinary way. A mistake that it finds has cost one node and minutes, not a hundred nodes and a
+night in the queue.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OF_WHOLE_TRAININGS = ("schedule.warmup", "schedule.validation")
 
 @dataclass(frozen=True, slots=True)
 class Smoke:
-    """A smoke that is planned, and nowhere written yet; `summary` says how it differs from the launch."""
+    """A planned smoke, not written yet; `summary` says how it differs from the launch."""
 
     report: CheckReport
     request: Request
@@ -99,7 +99,7 @@ def try_smoke(
 
 
 def _has_passed(name: str, launched: Launch, code: int) -> bool:
-    """Verify a smoke that ended (`launcher.monitor.verification`), and print what is wrong."""
+    """Verify a smoke that ended (`launcher.monitor.verification`), and print its failures."""
     checks = verify(gather(launched.paths.run_dir, launched.paths.number), is_smoke=True)
     failed = [check for check in checks if check.verdict is RunVerdict.FAILED]
     if failed or code:
@@ -110,12 +110,12 @@ def _has_passed(name: str, launched: Launch, code: int) -> bool:
         return False
     for check in checks:
         if check.verdict is RunVerdict.UNKNOWN:
-            _say(f"{check.name}: cannot tell: {check.evidence}")
+            _say(f"{check.name}: unknown: {check.evidence}")
     _say(f"passed; launching {name}")
     return True
 
 
-def without_smoke(command: Sequence[str]) -> list[str]:
+def drop_smoke(command: Sequence[str]) -> list[str]:
     """Return the command line without `--smoke`, also shortened, for the record of the launch itself."""
     end = command.index("--") if "--" in command else len(command)
     kept = [word for word in command[:end] if not (word.startswith("--s") and "--smoke".startswith(word))]
@@ -131,7 +131,7 @@ def _say(line: str) -> None:
 STEPS = 2
 SUFFIX = "_smoke"
 _SECONDS = 30 * 60
-# Optimizers whose states are shared among the copies of the model.
+# Optimizers that share their states among the copies of the model.
 _SHARED_STATES = ("mcore_distributed_optim", "distributed_fused_adam")
 _FIRST_HOST = re.compile(r"([^,\[]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?")
 
@@ -141,7 +141,7 @@ def _shrink(draft: Draft) -> tuple[list[str], list[str]]:
     training, nodes = draft.composition.config.training, draft.plan.job.resources.nodes
     if training is None:
         raise UserError(
-            f"--smoke: stages=[{draft.plan.job.stage}] has no steps of which two could be tried",
+            f"--smoke: stages=[{draft.plan.job.stage}] has no steps to try",
             hint="--smoke is for stages=[training]",
         )
     # As the user's tree has it: the job's own configuration is already the engine's.
@@ -150,15 +150,15 @@ def _shrink(draft: Draft) -> tuple[list[str], list[str]]:
     shape = read_parallel_config(values)
     if shape is None:
         raise UserError("--smoke: the sizes of the layout cannot be read")
-    small = _on_one_node(shape, values)
+    small = _shrink_to_one_node(shape, values)
     batch = small.micro * small.data(1) * shape.micro_batches(nodes)
     chosen = dict(chain(_steps(config, draft), _model(config, shape, small, batch)))
     overrides = [_override(config, key, value) for key, value in chosen.items()]
-    overrides += _one_job_on_one_node(draft)
+    overrides += _restrict_job(draft)
     return overrides, list(_summary(draft, values, shape, small, batch))
 
 
-def _on_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
+def _shrink_to_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
     """Return the layout with as much of its pipeline as fits on one node; each stage keeps its layers."""
     group = shape.tensor * shape.context
     for pipeline in range(shape.pipeline, 0, -1):
@@ -184,7 +184,7 @@ def _on_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
 
 
 def _steps(config: Mapping[str, Any], draft: Draft) -> Iterator[tuple[str, Any]]:
-    """Yield what makes two steps, in a run of its own beside the real one, with its own directory."""
+    """Yield the overrides for two steps, in a separate run next to the real one, with its own directory."""
     paths, trainer, exp_manager = draft.plan.paths, config["trainer"], config["exp_manager"]
     directory = paths.run_dir.with_name(f"{paths.run_dir.name}{SUFFIX}")
     yield "run.name", f"{paths.run_name}{SUFFIX}"
@@ -243,12 +243,12 @@ def _override(config: Mapping[str, Any], key: str, value: Any) -> str:
 _MISSING = object()
 
 
-def _one_job_on_one_node(draft: Draft) -> Iterator[str]:
+def _restrict_job(draft: Draft) -> Iterator[str]:
     """Yield overrides for one named node, and no chain or array: their jobs would repeat the two steps."""
     job = draft.plan.job
     # The stage's own settings, in place of the cluster's.
     own: Mapping[str, Any] = draft.composition.config.stage_cluster.get("training", {})
-    # Slurm wants as many nodes as it has names of.
+    # Slurm requires as many nodes as there are names.
     if job.queue.nodelist and (match := _FIRST_HOST.match(job.queue.nodelist)):
         where = "stage_cluster.training" if "nodelist" in own else "cluster"
         yield f"{where}.nodelist={hydra_value(''.join(part or '' for part in match.groups()))}"

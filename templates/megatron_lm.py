@@ -17,18 +17,18 @@ _PLACES = ("pretrain_{0}.py", "examples/{0}/pretrain_{0}.py")
 # core_v0.14 removed the pipeline stages of an encoder.
 _ENCODER_STAGES = "--encoder-pipeline-model-parallel-size"
 
-# core_v0.15 and 0.16 ask Hugging Face's hub for a tokenizer, whatever --vocab-file names, unless told so.
+# Without it core_v0.15 and 0.16 ignore --vocab-file, and ask Hugging Face's hub for a tokenizer.
 _LEGACY = "--legacy-tokenizer"
 _OF_FILES = ("--vocab-file", "--vocab-extra-ids")
 
 
 def command(root: Path, model_type: str, options: Sequence[str]) -> list[str]:
-    """Return what to run in place of this process.
+    """Return the command that replaces this process.
 
     Raises
     ------
     SystemExit
-        If the checkout lacks the script, or what the options ask for.
+        If the checkout has no such script, or does not support an option.
     """
     places = [root / place.format(model_type) for place in _PLACES]
     script = next((place for place in places if place.is_file()), None)
@@ -45,7 +45,7 @@ def command(root: Path, model_type: str, options: Sequence[str]) -> list[str]:
 
 
 def _parser(root: Path) -> str:
-    """Return the text that names the options, an empty one where there is none."""
+    """Return the source of the options' parser, or an empty text."""
     try:
         return (root / "megatron" / "training" / "arguments.py").read_text(encoding="utf-8")
     except OSError:

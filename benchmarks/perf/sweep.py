@@ -32,7 +32,7 @@ from launcher.config.compose import (  # noqa: E402
     compose,
     list_options,
 )
-from launcher.config.overrides import for_hydra  # noqa: E402
+from launcher.config.overrides import convert_for_hydra  # noqa: E402
 from launcher.config.stored import config_text  # noqa: E402
 from launcher.drafting import Draft, Request, drafts  # noqa: E402
 
@@ -93,7 +93,7 @@ def compare(points: Sequence[Point]) -> int:
 
 def hydra_alone(point: Point) -> None:
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        hydra_compose("config", overrides=for_hydra([*BASE, *point]))
+        hydra_compose("config", overrides=convert_for_hydra([*BASE, *point]))
 
 
 def milliseconds(work: Callable[[T], object], items: Sequence[T]) -> float:

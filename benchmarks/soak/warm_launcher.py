@@ -24,6 +24,6 @@ def warm_up() -> None:
     for template in environment.list_templates(extensions=["j2"]):
         environment.get_template(template)
     supervision.supervisor_archive()
-    schema._any_of_the_cluster()
+    schema._make_stage_changes()
     attained.attained()
     releases.images()

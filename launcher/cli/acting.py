@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_all, print_resumable, selected_run
+from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_all, print_resumable, select_run
 from launcher.errors import WATCHING_ENDED, UserError, escape
 from launcher.jobs.acting import Effect, Outcome, act_on_waiting, exit_code, in_order, wait_for_ends
 from launcher.jobs.attaching import AttachPoint, attach
@@ -42,7 +42,7 @@ def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
     refs = find_all(args.runs, args.base_results_dir)
     if args.launch is not None:
         if len(refs) > 1:
-            raise UserError(f"--launch {args.launch}: of which run? {len(refs)} are named")
+            raise UserError(f"--launch {args.launch}: name one run; {len(refs)} are named")
         refs = [RunRef(ref.run_dir, args.launch) for ref in refs]
     return in_order(named_statuses(refs))
 
@@ -104,7 +104,6 @@ def print_end(outcome: Outcome) -> None:
 
 
 def name_of(target: LaunchStatus) -> str:
-    """Return the job's name for people."""
     link = f", link {target.chain}" if target.chain else ""
     launch = f" (launch {target.number}{link})" if target.number else ""
     return f"job {target.job_id} of {target.run}{launch}" if target.job_id else f"{target.run}{launch}"
@@ -280,7 +279,7 @@ def _wait(outcomes: list[Outcome], quiet: bool) -> list[Outcome]:
 # --- attach
 
 _ATTACH = """\
-Open a shell beside a rank of a running job: on its node, in its container if it has one (named or not, but
+Open a shell next to a rank of a running job: on its node, in its container if it has one (named or not, but
 not Apptainer's), in its working directory and with its environment (RANK, MASTER_ADDR,
 CUDA_VISIBLE_DEVICES, ...). It is a step of the job, and shares its nodes and GPUs with the training. Exiting
 the shell does not end the job; the shell ends with the job. The command line goes to stderr first. An Enroot
@@ -306,7 +305,7 @@ def run_attach(args: argparse.Namespace) -> int:
     # A printed command line is for a terminal, wherever it is printed.
     is_terminal = (args.tty or not args.command) and (args.print or sys.stdin.isatty())
     place = AttachPoint(args.rank, args.node, inside=not args.outside)
-    attachment = attach(selected_run(args), place, args.command, is_terminal)
+    attachment = attach(select_run(args), place, args.command, is_terminal)
     print(attachment.line, file=sys.stdout if args.print else sys.stderr, flush=True)
     if args.print:
         return 0

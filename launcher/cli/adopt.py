@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.config.adoption import Adoption, Note, adopt
+from launcher.config.adoption import Adoption, adopt
 from launcher.errors import UserError
 from launcher.runs.paths import display_path
-from launcher.ui.tables import Cell, print_listing
+from launcher.ui.tables import print_listing
 
 REPORT = "ADOPTED.md"
 _DEFAULT = Path("adopted")
@@ -24,7 +24,7 @@ _STYLES = {"taken over": "green", "changed": "yellow", "left out": "magenta"}
 
 _HELP = """\
 Make a configuration tree of a NeMo Megatron launcher's: its root, clusters and model sizes. Values, image and
-script of each size stay what they were; what changed or was left out is printed, and is in ADOPTED.md.
+script of each size stay the same; changed and left-out keys are printed, and listed in ADOPTED.md.
 
 examples:
   slipway adopt ~/NeMo-Framework-Launcher/launcher_scripts/conf
@@ -53,14 +53,11 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps([asdict(note) for note in adoption.notes], indent=2))
         return
-    print_listing(("WHAT", "OUTCOME", "WHY"), map(_row, adoption.notes), unfolded=(1,))
+    rows = ((note.what, (note.outcome, _STYLES[note.outcome]), note.why) for note in adoption.notes)
+    print_listing(("WHAT", "OUTCOME", "WHY"), rows, unfolded=(1,))
     shown = display_path(output)
     print(f"Written into {shown}: {len(adoption.files)} files; this table and more: {shown}/{REPORT}")
     print(f"  slipway launch --config-dir {shlex.quote(shown)} --dry-run    look at a script")
-
-
-def _row(note: Note) -> tuple[Cell, ...]:
-    return (note.what, (note.outcome, _STYLES[note.outcome]), note.why)
 
 
 def write_adopted(directory: Path, output: Path) -> Adoption:
@@ -88,9 +85,9 @@ def write_adopted(directory: Path, output: Path) -> Adoption:
     return adoption
 
 
-# What differs in every script, whatever the tree says.
+# Differences that every script has.
 _DIFFERENCES = """\
-- Each launch of a run has a directory of its own; the NeMo launcher's names are links to the newest.
+- Each launch of a run has its own directory; the NeMo launcher's names are links to the newest.
 - stdout and stderr share a log: `cluster.stderr_to_stdout=False` parts them.
 - Jobs are warned before their end, so that NeMo saves, and are not requeued.
 - `data_dir` is mounted read-only, `launcher_scripts_path` is not mounted.

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TextIO, cast
 from launcher import __version__
 from launcher.cli.options import verb_first
 from launcher.cli.verbs import FORMER_VERBS, MODULES, OTHER_OPTIONS, OTHER_WORDS, VERBS
-from launcher.config.site_trees import config_dirs_of
+from launcher.config.site_trees import find_config_dirs
 from launcher.errors import (
     MISTAKE,
     UNDER_WAY,
@@ -33,7 +33,7 @@ from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
 from launcher.ui.terminal import ChangedStream, escaped_streams, print_message
 
-_READER_GONE = 141  # as a shell tells a program that a closed pipe ended
+_READER_GONE = 141  # a shell's code for a program that a closed pipe ended
 
 # The verbs that take a command of the user's after `--`, which argparse must not parse.
 _WITH_COMMAND = ("attach",)
@@ -90,7 +90,7 @@ def _run(words: Sequence[str], started: Callable[[], None] | None) -> int:
         if started is not None:
             started()
         if hasattr(args, "config_dirs"):
-            args.config_dirs = config_dirs_of(args.config_dirs)
+            args.config_dirs = find_config_dirs(args.config_dirs)
         code = int(args.run(args) or 0)
         sys.stdout.flush()
         return code
@@ -111,7 +111,7 @@ def _failure_code(code: int) -> int:
 
 
 def _print_done() -> bool:
-    """Print what was submitted and done to jobs before the failure; return True if anything was."""
+    """Print the jobs submitted or changed before the failure; return True if there are any."""
     jobs = dict(submitted_jobs)
     if jobs:
         print_message(f"submitted before the failure: {_jobs(list(jobs))}")
@@ -135,7 +135,7 @@ def _jobs(job_ids: Sequence[str]) -> str:
 
 
 def _print_system_error(error: OSError) -> int:
-    """Print the system's refusal; raise the error again if it is none that a user can resolve."""
+    """Print the system's refusal; raise the error again if a user cannot resolve it."""
     user_error = explain_refusal(error)
     if isinstance(error, BrokenPipeError):
         # The reader (`head`, a closed pager) has ended.
@@ -170,7 +170,7 @@ def _prepare_streams() -> None:
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # as long as the process
     if sys.stderr is None:
-        sys.stderr = _lossy(sys.stdout)
+        sys.stderr = _make_lossy(sys.stdout)
     for stream in (sys.stdout, sys.stderr):
         # An unprintable text is no error: a path that is not UTF-8 keeps its bytes, an arrow on an ASCII
         # terminal is escaped.
@@ -179,11 +179,11 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
     # Work such as a submission continues even if its messages cannot be written.
     if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = _lossy(sys.stderr)
+        sys.stderr = _make_lossy(sys.stderr)
 
 
 class _Lossy(io.FileIO):
-    """A file that drops what it cannot write."""
+    """A file that drops output it cannot write."""
 
     def write(self, data: Any, /) -> int:
         """Write the data if possible; report all of it as written."""
@@ -192,7 +192,7 @@ class _Lossy(io.FileIO):
         return len(data)
 
 
-def _lossy(stream: TextIO) -> TextIO:
+def _make_lossy(stream: TextIO) -> TextIO:
     raw = _Lossy(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True, write_through=True
@@ -245,7 +245,7 @@ def _print_error(error: UserError) -> int:
 
 
 class VerbParser(argparse.ArgumentParser):
-    """A parser, also of each verb, whose help keeps the line breaks of its texts."""
+    """The parser of the command and of each verb; its help keeps the line breaks of its texts."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -254,10 +254,10 @@ class VerbParser(argparse.ArgumentParser):
         """Name the newest runs where none is named; leave other mistakes to argparse."""
         if "arguments are required: RUN" not in message:
             super().error(message)
-        # Imported late: few command lines lack it.
-        from launcher.cli.runs import RUN_HELP, newest_runs
+        # Imported late: few command lines leave it out.
+        from launcher.cli.runs import RUN_HELP, hint_newest_runs
 
-        raise UserError(f"no RUN: {RUN_HELP}", hint=newest_runs(Path("results")))
+        raise UserError(f"no RUN: {RUN_HELP}", hint=hint_newest_runs(Path("results")))
 
 
 def _accept_trees(parser: argparse.ArgumentParser) -> None:
@@ -307,7 +307,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if rest:
         # argparse gives up on positionals after an option: `training=gpt3/5b --dry-run cluster=bcm`.
         if not hasattr(args, "overrides") or any(word.startswith("-") for word in rest):
-            raise _unknown_arguments(rest, _innermost(subparsers.choices[verb], words[1:]))
+            raise _explain_unknown_arguments(rest, _find_innermost(subparsers.choices[verb], words[1:]))
         args.overrides.extend(rest)
     return args
 
@@ -318,7 +318,7 @@ def add_verbs(parsers: argparse._SubParsersAction[Any], verbs: Iterable[str] = V
         importlib.import_module(f"launcher.cli.{name}").add_parser(parsers)
 
 
-def _innermost(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
+def _find_innermost(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of the verb below a verb that the words name, such as `show` of `data`."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -326,9 +326,9 @@ def _innermost(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     return parser
 
 
-def _unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) -> UserError:
+def _explain_unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) -> UserError:
     """Return the mistake of arguments that a verb does not take, with the nearest option."""
-    # argparse counts the overrides before an unknown option among what it does not know.
+    # argparse counts the overrides before an unknown option as unknown, too.
     words = [word for word in words if word.startswith("-")] or words
     message = f"unrecognized arguments: {' '.join(recorded(words))}"
     takes_overrides = any(action.dest == "overrides" for action in parser._actions)

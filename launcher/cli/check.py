@@ -23,7 +23,7 @@ from launcher.cli.estimate_views import (
     write_figure,
 )
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
-from launcher.cli.requests import add_no_check, request_of
+from launcher.cli.requests import add_no_check, read_request
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
 from launcher.estimates.cost import Overview, overview
@@ -35,9 +35,9 @@ from launcher.ui.terminal import print_json, print_message
 from slipway.arithmetic.layout import fits
 
 _HELP = """\
-Compose the configuration, check it, estimate the memory, the time and the space that it takes, check that
-this machine and the cluster have what the launch needs, and validate the script with `sbatch --test-only`
-if Slurm is available. Nothing is written.
+Compose the configuration, check it, estimate its memory, time and disk space, check that this machine and the
+cluster meet the needs of the launch, and validate the script with `sbatch --test-only` if Slurm is available.
+Nothing is written.
 
 examples:
   slipway check training=gpt3/175b training.trainer.num_nodes=2     why that cannot run, and what can
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     require_known(args.no_check)
     if args.plot is not None:
         require_suffix(args.plot)
-    drafted = drafts(request_of(args, args.overrides))
+    drafted = drafts(read_request(args, args.overrides))
     if args.estimate:
         reports = _estimates(drafted, args.no_check)
     else:
@@ -141,7 +141,7 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity
 
 
 def layout_numbers(config: Mapping[str, Any], nodes: int) -> dict[str, Any] | None:
-    """Return the sizes of a layout and what a step takes in; None if it does not fit its nodes, or has none.
+    """Return the sizes of a layout and of a step; None if it is invalid, or does not fit its nodes.
 
     `tokens` are those that the model reads in a step, global batch × sequence length (a T5's encoder alone);
     None where the length is not known.
@@ -177,7 +177,7 @@ def _layout_text(layout: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """A draft, what it takes, the ids of the checks that applied, and their findings, the worst first."""
+    """A draft, its estimates, the ids of the checks that applied, and their findings, the worst first."""
 
     draft: Draft
     overview: Overview
@@ -242,14 +242,14 @@ def _layouts(plan: Plan) -> Iterator[dict[str, Any] | None]:
 
 
 def _finding_lines(findings: Sequence[Finding]) -> Iterator[Line]:
-    for item in _merged_skips(findings):
+    for item in _merge_skips(findings):
         severity = (f"{item.severity}: ", _STYLES[item.severity])
         yield severity, (item.message, ""), (f" [{item.id}]", "dim")
         for text, style in ((item.source, "dim"), (item.fix, "green")):
             yield from (((f"  {line}", style),) for line in (text.split("\n") if text else ()))
 
 
-def _merged_skips(findings: Sequence[Finding]) -> Iterator[Finding]:
+def _merge_skips(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Merge checks that were skipped for the same reason, such as a cluster that cannot be asked."""
     for item in findings:
         same = [other for other in findings if item.why is not None and other.why == item.why]

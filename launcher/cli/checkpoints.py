@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.launch import EXIT_CODES, launch_and_follow
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options
-from launcher.cli.runs import add_base_results_dir, find_one, newest_runs
+from launcher.cli.runs import add_base_results_dir, find_one, hint_newest_runs
 from launcher.config.overrides import hydra_value
 from launcher.errors import UserError, escape
 from launcher.monitor.evidence import expected_outputs
@@ -121,7 +121,7 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def _lines_after_conversion(launched: Launch) -> Iterator[str]:
-    """Yield what a user types next, by what the job was told to write."""
+    """Yield the commands that use the files of the job."""
     config = read_yaml(launched.paths.config)
     records = [path for path in expected_outputs(config) or () if path.is_file()]
     if not records:
@@ -172,7 +172,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NamedCheckpoints:
-    """A checkpoint or a directory of checkpoints; `training` is None if no run of ours wrote them."""
+    """A checkpoint or a directory of them; `training` is None if no run of ours wrote them."""
 
     source: Path
     steps: list[str]
@@ -180,21 +180,20 @@ class NamedCheckpoints:
 
 
 def _words_of_source(args: argparse.Namespace) -> tuple[str, NamedCheckpoints, list[str]]:
-    """Return the word for the source, what it names, and the overrides."""
     overrides = [word for word in args.overrides if "=" in word and not Path(word).exists()]
     sources = [word for word in args.overrides if word not in overrides]
     if not sources:
-        hints = ("name a run, a run's step (RUN@20), or a directory", newest_runs(args.base_results_dir))
+        hints = ("name a run, a run's step (RUN@20), or a directory", hint_newest_runs(args.base_results_dir))
         raise UserError("no source", hint="\n".join(filter(None, hints)))
     if len(sources) > 1:
         message = f"{', '.join(map(escape, sources))}: one source at a time"
         raise UserError(message, hint="an override has the form KEY=VALUE")
     (word,) = sources
-    return word, named_checkpoints(word, args.base_results_dir), overrides
+    return word, find_named_checkpoints(word, args.base_results_dir), overrides
 
 
-def named_checkpoints(word: str, base_results_dir: Path) -> NamedCheckpoints:
-    """Return what a word names: a directory, else a run, and perhaps its steps.
+def find_named_checkpoints(word: str, base_results_dir: Path) -> NamedCheckpoints:
+    """Return the checkpoints of a word: a directory, else a run, and perhaps its steps.
 
     Raise UserError if it is neither, or a run that trained nothing.
     """
@@ -256,5 +255,5 @@ def _places_of(training: TrainingLaunch, overrides: list[str]) -> list[str]:
         f"--on-cluster: {escape(display_path(training.paths.manifest))}, which says where the run ran and in "
         f"what, is not trusted: {escape(why)}",
         hint="name the cluster yourself: cluster=..., and if the run had them container=... and the like; "
-        f"`slipway history {escape(shlex.quote(display_path(training.paths.run_dir)))}` shows what it had",
+        f"`slipway history {escape(shlex.quote(display_path(training.paths.run_dir)))}` shows its own",
     )

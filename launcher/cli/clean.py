@@ -31,7 +31,7 @@ examples:
 
 exit code:
   0  shown, or done
-  2  a mistake, a run that may not be cleaned, or nobody to ask and no --yes; nothing was removed"""
+  2  a mistake, a run that may not be cleaned, or no terminal and no --yes; nothing was removed"""
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     if not todo or args.dry_run:
         return print(*todo, sep="; ", end="\n" if todo else "")
     if not (args.yes or sys.stdin.isatty()):
-        raise UserError("nothing was removed: there is nobody to ask", hint="to do it: --yes")
+        raise UserError("nothing was removed: no terminal to ask on", hint="to do it: --yes")
     print("; ".join(todo), end="\n" if args.yes else "? ", flush=True)
     if not (args.yes or agrees(sys.stdout)):
         raise UserError("nothing was removed")

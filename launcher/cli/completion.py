@@ -76,22 +76,22 @@ def run(args: argparse.Namespace) -> None:
 
 def _completions(kind: str, word: str, others: list[str]) -> list[str]:
     if kind == "runs":
-        base = next(_given("--base-results-dir", others), Path("results"))
+        base = next(_find_values("--base-results-dir", others), Path("results"))
         return [name for name in runs(base) if name.startswith(word)]
     # As in `compose`, which would take far longer to import.
     ours = (Path(__file__).parents[1] / "conf").resolve()
-    trees = [*_given("--config-dir", others), *site_trees(), ours]
+    trees = [*_find_values("--config-dir", others), *site_trees(), ours]
     names: list[str] = []
     if kind in ("recipes", "images"):
         files = (file for root in trees for file in sorted(root.glob("image/*.yaml")))
         names += dict.fromkeys(file.stem for file in files if not file.stem.startswith("_"))
     if kind == "images":
-        store = next(_given("--images-dir", others), Path("images"))
+        store = next(_find_values("--images-dir", others), Path("images"))
         names += sorted(file.name for file in store.glob("[!.]*.sqsh"))
     return [*(name for name in names if name.startswith(word)), *candidates(word, others, trees)]
 
 
-def _given(option: str, words: list[str]) -> Iterator[Path]:
+def _find_values(option: str, words: list[str]) -> Iterator[Path]:
     for index, word in enumerate(words):
         if word == option and index + 1 < len(words):
             yield Path(words[index + 1]).expanduser()
@@ -205,11 +205,11 @@ def _read(name: str, roots: Sequence[Path]) -> tuple[Tree, Sequence[Path]]:
     number = next(files, None)
     if number is None:
         return {}, ()
-    return _parsed(roots[number] / f"{name}.yaml"), roots[number + 1 :]
+    return _parse(roots[number] / f"{name}.yaml"), roots[number + 1 :]
 
 
 @functools.cache
-def _parsed(path: Path) -> Tree:
+def _parse(path: Path) -> Tree:
     import yaml
 
     try:

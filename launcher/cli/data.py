@@ -20,7 +20,7 @@ from launcher.cli.data_lint import ask
 from launcher.cli.launch import EXIT_CODES, launch_and_follow
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, whole_number
 from launcher.cli.requests import add_launch_options
-from launcher.cli.runs import add_run, selected_run
+from launcher.cli.runs import add_run, select_run
 from launcher.cli.verbs import VERBS
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Request, draft
@@ -60,7 +60,7 @@ examples:
   slipway data prepare s3://bucket/c4/ --pattern '*.json.gz' --format jsonl --tokenizer-dir gpt2/
   slipway data prepare s3://bucket/c4/ cluster=bcm cluster.partition=cpu --tasks 50
 
-Downloads what is on servers, reads text, JSONL, Parquet, Wikipedia dumps and tar shards, compressed or not,
+Downloads remote sources, reads text, JSONL, Parquet, Wikipedia dumps and tar shards, compressed or not,
 and writes DATA_DIR/corpus_text_document.bin and .idx, which training=... reads by default, with a manifest of
 their sources beside them. The same again does only what is missing. With --tasks on a cluster, three jobs
 follow each other: one that downloads, an array that tokenizes, one that merges.
@@ -109,7 +109,7 @@ _PREPARE_OPTIONS = {
     "on_error": (str, "raise (the default) at a record that cannot be read, or skip it"),
 }
 _FORMATS = get_args(SourceFormat)[1:]
-# Formats with a choice of the group of their own; any takes all formats.
+# Formats that have their own choice of the group; `any` takes all formats.
 _CHOICES = {"txt": "text", "jsonl": "jsonl", "parquet": "parquet", "wikipedia": "wikipedia"}
 _ANY = "mixed"
 
@@ -121,7 +121,7 @@ def add_parser(verbs: Verbs) -> None:
     text = "bring text, JSONL, Parquet, Wikipedia dumps or tar shards to Megatron's .bin/.idx"
     prepare = add_verb(verbs, "prepare", run_prepare, text, _PREPARE)
     add_overrides(prepare, "a file, directory, glob or URL, or an override such as cluster=bcm", "INPUT")
-    add_option(prepare, "--format FORMAT", f"{', '.join(_FORMATS)}; by default told from each file")
+    add_option(prepare, "--format FORMAT", f"{', '.join(_FORMATS)}; by default detected per file")
     _add_options(prepare, {**_OPTIONS, **_PREPARE_OPTIONS})
     text = "train a BPE tokenizer and write text files as Megatron's .bin/.idx"
     tokenize = add_verb(verbs, "tokenize", run_prepare, text, _TOKENIZE)
@@ -132,7 +132,7 @@ def add_parser(verbs: Verbs) -> None:
     add_run(parser)
     add_option(parser, "--step N", "the training step, from 1", type=whole_number(1), required=True)
     add_option(parser, "--sample I", "only this sample of the global batch, from 0", type=int)
-    add_option(parser, "--text", "print the text that the tokens stand for")
+    add_option(parser, "--text", "print the decoded text")
     add_option(parser, "--json", "print one object, as a program would read it")
     data_lint.add_parsers(verbs)
 
@@ -147,7 +147,7 @@ def _add_options(parser: argparse.ArgumentParser, options: Mapping[str, tuple[ty
 
 def run_prepare(args: argparse.Namespace) -> int:
     """Prepare sources, and show the logs of the jobs until the end; return the exit code."""
-    # ``cluster=bcm`` is none if a file of that name exists; a URL may hold a ``=`` too.
+    # ``cluster=bcm`` is an input if a file of that name exists; a URL may hold a ``=`` too.
     inputs = [text for text in args.overrides if "=" not in text or _URL.match(text) or Path(text).exists()]
     overrides = [text for text in args.overrides if text not in inputs]
     if not inputs and not any(text.startswith("data_preparation.inputs=") for text in overrides):
@@ -179,12 +179,12 @@ def _lines_after_preparation(launched: Launch) -> Iterator[str]:
     if node["phase"] not in (None, "merge") or not sys.stdout.isatty():
         return
     prefix, directory, splits = Path(node["output_prefix"]), Path(node["tokenizer_dir"]), node["splits"]
-    words = [f"data_dir={_written(prefix.parent)}"]
+    words = [f"data_dir={_format_path(prefix.parent)}"]
     if splits or (prefix.name, directory) != ("corpus_text_document", prefix.parent / "bpe"):
-        parts = ",".join(f"{name}:[{_written(f'{prefix}_{name}')}]" for name in splits or ())
+        parts = ",".join(f"{name}:[{_format_path(f'{prefix}_{name}')}]" for name in splits or ())
         key = "training.model.data.data_prefix"
         # Hydra makes no mapping of the list that is there.
-        words = [f"~{key}", f"+{key}={{{parts}}}"] if parts else [f"{key}=[{_written(prefix)}]"]
+        words = [f"~{key}", f"+{key}={{{parts}}}"] if parts else [f"{key}=[{_format_path(prefix)}]"]
         words += _tokenizer_words(directory)
     yield f"\n{shlex.join(['slipway', 'launch', 'training=gpt3/tiny', 'cluster=local', *words])}"
 
@@ -196,10 +196,10 @@ def _tokenizer_words(directory: Path) -> list[str]:
         model = min(directory.glob("*.model"), default=None)
         library = "huggingface" if model is None else "sentencepiece"
         values = {"library": Path(library), "type" if model is None else "model": model or directory}
-    return [f"training.model.tokenizer.{key}={_written(value)}" for key, value in values.items()]
+    return [f"training.model.tokenizer.{key}={_format_path(value)}" for key, value in values.items()]
 
 
-def _written(path: Path | str) -> str:
+def _format_path(path: Path | str) -> str:
     """Return a path as a user would write it in an override."""
     return str(path) if re.fullmatch(r"[\w./-]+", str(path), re.ASCII) else hydra_value(str(path))
 
@@ -209,10 +209,10 @@ def _written(path: Path | str) -> str:
 
 def run_audit(args: argparse.Namespace) -> int:
     """Ask the trainer's program, and print its answer."""
-    ref = selected_run(args)
+    ref = select_run(args)
     segment = _segment(ref.run_dir, ref.launch, args.step)
     launch = segment.launch
-    resolver = PathResolver(draft(Request.of_launch(launch.paths.directory)))
+    resolver = PathResolver(draft(Request.from_launch(launch.paths.directory)))
     answer = _ask(segment, resolver, args.step, with_tokens=args.text)
     answer = {"run": launch.paths.run_name, "launch": launch.paths.number, **answer}
     answer["trained"] = args.step <= segment.last
@@ -234,7 +234,7 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 def _segment(run_dir: Path, number: int | None, step: int) -> Segment:
-    """Return the steps that the requested one belongs to; raise UserError if our trainer has none such."""
+    """Return the steps around the requested one; raise UserError if our trainer did not train it."""
     launches = [launch for launch in open_launches(run_dir) if launch.manifest.stage == "training"]
     selected = [launch for launch in launches if number in (None, launch.paths.number)]
     if not selected:

@@ -1,6 +1,6 @@
-"""`slipway data lint`, `show` and `plot`: what data files hold, and what is wrong with them.
+"""`slipway data lint`, `show` and `plot`: the contents and the faults of data files.
 
-The files are read by programs in processes of their own, as they need numpy.
+The files are read in other processes, as this needs numpy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from slipway.arithmetic.indexed import manifest_path
 from slipway.common.extras import install_command
 
 _LINT = """\
-Check data before a training reads them: the .bin and .idx of a data set with the files beside them, and the
+Check data before a training reads them: the .bin and .idx of a data set with their companion files, and the
 sources that it is made from: text, JSONL, Parquet, Wikipedia dumps and tar shards, compressed or not.
 
   data sets  sizes, order of the sequences and documents, type of the tokens; their ids within the vocabulary
@@ -110,7 +110,7 @@ def run_lint(args: argparse.Namespace) -> int:
 
 
 def _reports(lines: Iterator[str], progress: ImageProgress) -> Iterator[dict[str, Any]]:
-    """Yield the reports, and show what is being read."""
+    """Yield the reports, and show which file is being read."""
     path = None
     for line in lines:
         content = json.loads(line)
@@ -140,7 +140,7 @@ def _print_reports(reports: list[dict[str, Any]]) -> None:
 
 
 def _results(report: Mapping[str, Any]) -> list[str]:
-    """Return a text for each problem of a file; ``ok`` if there is none."""
+    """Return a text for each problem of a file, or ``ok``."""
     texts = []
     for reason, problem in report["problems"].items():
         places, count = problem["first"], problem["count"]
@@ -196,7 +196,7 @@ def answers(
     """
     # The packages' directory, and not the working one (-P): paths in the arguments are the user's.
     paths = filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")])
-    # A file, as a pipe that nobody reads meanwhile may be full.
+    # A file: a pipe would fill up while nothing reads it.
     with tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(

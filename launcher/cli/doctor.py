@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from launcher.checks.findings import Finding, Severity
 from launcher.cli.options import Verbs, add_option
-from launcher.cli.requests import add_examining_verb, request_of
+from launcher.cli.requests import add_examining_verb, read_request
 from launcher.doctor.report import lacking
 from launcher.drafting import drafts
 from launcher.errors import DONE, NOT_KNOWN, WENT_WRONG, UserError, escape
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from launcher.doctor.examination import examine  # late, as it takes long
 
     # The other stages serve the last one.
-    draft = drafts(request_of(args, args.overrides))[-1]
+    draft = drafts(read_request(args, args.overrides))[-1]
     where = f", and at {count(args.nodes, 'compute node')} by a job" if args.nodes else ""
     status = f"looking at this machine{where}"
     with open_console(stderr=True).status(status) if sys.stderr.isatty() else nullcontext():
@@ -95,7 +95,6 @@ def _summary(report: Sequence[Finding], nodes: int) -> str:
 
 
 def _content(line: Finding) -> dict[str, object]:
-    """Return the object that ``--json`` prints of a line."""
     return {
         "what": line.id,
         "status": line.severity,
@@ -129,7 +128,6 @@ def _print_table(report: Sequence[Finding], *, has_nodes: bool) -> None:
 
 
 def plain_lines(report: Sequence[Finding], *, has_nodes: bool) -> list[str]:
-    """Return the lines of the report for a pipe."""
     rows = []
     for line in report:
         cells, text, fix = _cells(line, has_nodes)

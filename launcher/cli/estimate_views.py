@@ -105,7 +105,6 @@ def headline(memory: MemoryEstimate) -> str:
 
 
 def plain_lines(memory: MemoryEstimate) -> Iterator[str]:
-    """Yield a line for each row of the table."""
     unit, name = _unit(memory)
     for row in folded(memory.stages):
         stage, *others = row
@@ -162,7 +161,7 @@ def print_table(memory: MemoryEstimate) -> bool:
     table.add_column(f"{name} of {memory.capacity / unit:.1f} │".rjust(end), no_wrap=True)
     for row, texts in zip(rows, cells, strict=True):
         style = "dim" if len(row) > 1 else ""
-        drawn = Text() if len(row) > 1 else _drawn(row[0], memory, width, scale, terminal)
+        drawn = Text() if len(row) > 1 else _draw_bar(row[0], memory, width, scale, terminal)
         is_over = any(stage.total > memory.capacity for stage in row)
         total = Text(texts[-1], _OVER if is_over else style or "bold")
         table.add_row(*(Text(text, style) for text in texts[:-1]), total, drawn)
@@ -176,7 +175,7 @@ def print_table(memory: MemoryEstimate) -> bool:
     return True
 
 
-def _drawn(stage: StageMemory, memory: MemoryEstimate, width: int, scale: int, console: Console) -> Text:
+def _draw_bar(stage: StageMemory, memory: MemoryEstimate, width: int, scale: int, console: Console) -> Text:
     """Draw a bar with a line at the end of the GPU's memory; `scale` are the bytes of the whole width."""
     from rich.text import Text
 
@@ -239,7 +238,7 @@ def write_figure(path: Path, run: str, memory: MemoryEstimate) -> None:
     axes.set_ylim(0, 1.08 * max(memory.capacity, memory.fullest.total) / GIB)
     axes.xaxis.get_major_locator().set_params(integer=True)
     handles, labels = axes.get_legend_handles_labels()
-    # In the order in which the parts are stacked, beside the axes: the title's lines are longer than these.
+    # In the order of the stack, to the right of the axes: the title's lines are longer than these.
     figure.legend(
         handles[::-1], labels[::-1], loc="outside right center", frameon=False, labelcolor=INK, fontsize=9.5
     )

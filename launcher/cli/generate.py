@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from launcher.cli.checkpoints import NamedCheckpoints, named_checkpoints, require_one_step
+from launcher.cli.checkpoints import NamedCheckpoints, find_named_checkpoints, require_one_step
 from launcher.cli.data_lint import answers
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, whole_number
 from launcher.cli.runs import add_base_results_dir
@@ -19,8 +19,8 @@ from launcher.images.progress import show_progress
 from launcher.ui.terminal import print_json, print_stderr
 
 _HELP = """\
-Continue texts with the model of a checkpoint of engine=megatron, in one process on this machine, whatever
-layout it was trained in: on a GPU if there is one, else on the CPU. It takes 4 bytes of memory a parameter.
+Continue texts with the model of a checkpoint of engine=megatron, in one process on this machine, on a GPU if
+there is one, else on the CPU. Any training layout will do. It takes 4 bytes of memory a parameter.
 
 examples:
   slipway generate gpt3_tiny "import "                  with the newest checkpoint of the run
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if not prompts:
         hint = 'slipway generate RUN "a text to continue"; the prompt - is all of stdin'
         raise UserError("no prompt" if word else "no source and no prompt", hint=hint)
-    checkpoints = named_checkpoints(word, args.base_results_dir)
+    checkpoints = find_named_checkpoints(word, args.base_results_dir)
     require_one_step(word, checkpoints, "generate")
     prompts = [_prompt(text) for text in prompts]
     names = ("max_tokens", "temperature", "top_p", "seed", "trust_owner")

@@ -16,7 +16,7 @@ from launcher.cli.runs import (
     add_run,
     find_all,
     print_resumable,
-    selected_run,
+    select_run,
 )
 from launcher.errors import DONE, NOT_KNOWN, escape
 from launcher.jobs.launches import open_launch
@@ -57,7 +57,7 @@ Several runs, and the points of a sweep, are drawn over each other, the best fir
 
 The held-out loss is compared with the unigram entropy of the same tokens, both in nats per token: a model
 below it has learned more than the frequencies of the tokens. Checkpoints that were evaluated (slipway
-evaluate RUN) are a curve of their own, and a line of the table for each task.
+evaluate RUN) have their own curve, and a line of the table for each task.
 
 examples:
   slipway plot gpt3_126m                         the table, the plot, and <run directory>/loss.png
@@ -92,7 +92,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run_history(args: argparse.Namespace) -> int:
     """Print the launches, or the provenance of one; return the exit code."""
-    selected = selected_run(args)
+    selected = select_run(args)
     run_dir = selected.run_dir
     if selected.launch is not None:
         launch = open_launch(run_dir, selected.launch)

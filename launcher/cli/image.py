@@ -56,11 +56,11 @@ examples:
   slipway image list --images-dir /shared/images
   slipway image list --json | jq -r '.[] | select(.recipe.name == "nemo") | .path'
 
-FROM is a recipe with its flavor, or the image of a registry; - for an image without a record beside it, such
+FROM is a recipe with its flavor, or the image of a registry; - for an image without a record next to it, such
 as a colleague's or one that `enroot import` made.
 
 exit code:
-  0  listed, even if there is none
+  0  listed, even if the list is empty
   2  a mistake in the arguments
 """
 
@@ -73,9 +73,9 @@ examples:
   slipway image inspect nemo --json | jq -r .digest
 
 --deep starts the Python of the image (with squashfuse and unshare, with enroot or with apptainer) and reads
-the versions of what is installed; nothing of the image is imported. It shows which engines the image has the
-programs of, and writes what it read into the record beside the image. Values of variables that are secrets by
-their names are not shown.
+the versions of its packages; nothing of the image is imported. It shows the engines whose programs the image
+has, and writes its results into the record of the image. Values of variables that are secrets by their names
+are not shown.
 
 exit code:
   0  shown
@@ -93,7 +93,7 @@ file, and writes nothing.
 
 exit code:
   0  all images are complete
-  2  one is not, with what is wrong; or there is no such image
+  2  one is not, with the reason; or there is no such image
 """
 
 
@@ -141,7 +141,6 @@ def _cells(entry: Stored) -> tuple[str, ...]:
 
 
 def _compression_and_time(entry: Stored) -> tuple[str, str]:
-    """Return the compression and the time of an image, or what is wrong with it."""
     try:
         block = read_superblock(entry.path)
     except UserError:
@@ -199,9 +198,9 @@ def judge_engines(path: Path, versions: dict[str, str | None]) -> dict[str, dict
     """Judge for each engine if an image has its programs, as `check` and `doctor` do."""
     from launcher.checks.rules.images import JUDGED, engine_fit
     from launcher.images.resolve import contents_of_file
-    from launcher.releases import Contents, with_installed
+    from launcher.releases import Contents, add_installed
 
-    contents = with_installed(contents_of_file(path) or Contents(path.name), versions)
+    contents = add_installed(contents_of_file(path) or Contents(path.name), versions)
     return {engine: engine_fit(contents, engine)._asdict() for engine in JUDGED}
 
 

@@ -59,7 +59,7 @@ examples:
 Nothing is done if the recipe, as it is now, is in the store already. The builder is the first of docker,
 podman and buildah that works here; the last two need no daemon and no rights. The image also stays in the
 storage of the builder, for `slipway image push` and as a cache. The base is fetched with the builder's
-logins, or with Enroot's (~/.config/enroot/.credentials) if podman and buildah have none.
+logins, or with Enroot's (~/.config/enroot/.credentials) if podman and buildah have no login.
 
 exit code:
   0    the image is in the store
@@ -179,7 +179,7 @@ def _build(args: argparse.Namespace) -> None:
     store = shared.find_store(args, others)
     recipe = _read_recipe(args, own)
     if args.expect not in (None, recipe.file_name):
-        return _print_imported(_built_before(args.expect, store, recipe), args.json)
+        return _print_imported(_find_built(args.expect, store, recipe), args.json)
     if args.on_cluster:
         # The recipe may change while the job waits.
         expected = f"--expect={recipe.file_name}"
@@ -193,7 +193,7 @@ def _build(args: argparse.Namespace) -> None:
     return _print_imported(imported, args.json)
 
 
-def _built_before(expected: str, store: Path, recipe: Recipe) -> Imported:
+def _find_built(expected: str, store: Path, recipe: Recipe) -> Imported:
     """Return the expected file of a recipe that has changed since."""
     entry = stored(store / expected)
     if entry is None or not is_squashfs(entry.path):
@@ -266,13 +266,13 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
     """Submit a job that runs `slipway` with these words and the options of the call."""
     # Imported late: most images are made on this machine.
     from launcher.cli.launch import print_outcomes
-    from launcher.cli.requests import print_drafts, request_of
+    from launcher.cli.requests import print_drafts, read_request
     from launcher.drafting import draft
     from launcher.launching import launch
     from launcher.stages.image import ImageWork
 
     work = ImageWork(target.stem, ("image", *words, *_job_options(args)), target)
-    request = replace(request_of(args, list(overrides)), work=work)
+    request = replace(read_request(args, list(overrides)), work=work)
     job = draft(request)
     if args.dry_run:
         print_drafts([(job, job.script)], "bash")

@@ -43,7 +43,7 @@ examples:
 An image stays while a job that was launched with it is, or may be, pending or running. `prune` knows the
 launches in results/, in the directories of $SLIPWAY_RESULTS_DIR and in those where `slipway` saw runs before;
 it knows nothing of jobs that were not launched with `slipway`, nor of colleagues' in other directories. An
-image without a record beside it was not made by `slipway`, and stays; so does another user's image.
+image without a record next to it was not made by `slipway`, and stays; so does another user's image.
 The partial file of a killed import is removed too.
 
 With --named: containers that your launches left on nodes (container_options.name), with the files that were
@@ -159,7 +159,7 @@ def _ask(args: argparse.Namespace, count: int) -> bool:
     if args.yes:
         return False
     if args.json or not sys.stdin.isatty():
-        raise UserError("nothing was removed: there is nobody to ask", hint="to remove them: --yes")
+        raise UserError("nothing was removed: no terminal to ask on", hint="to remove them: --yes")
     print(f"remove {count}? ", end="")
     if not agrees(sys.stdout):
         raise UserError("nothing was removed")
@@ -223,7 +223,7 @@ def add_push(verbs: Verbs) -> None:
     shared.add_store(parser, recipes=True)
     text = "where to pack (default: where there is room)"
     add_option(parser, "--temp-dir DIR", text, type=absolute_path)
-    text = "the builder whose storage has a recipe's image"
+    text = "the builder that stores a recipe's image"
     add_option(parser, "--builder NAME", text, choices=BUILDERS)
     shared.add_access(parser)
 

@@ -85,7 +85,7 @@ def write_starter(directory: Path, trees: Sequence[Path] = ()) -> None:
             own = Path(sys.executable).with_name("slipway")
             if shutil.which("slipway") is None and own.exists():
                 text = text.replace("exec slipway", f"exec {shlex.quote(str(own))}")
-            _write_new(directory / name, _on_trees(text, trees) if trees else text, created)
+            _write_new(directory / name, _adapt_to_trees(text, trees) if trees else text, created)
     except BaseException as error:
         for path in reversed(created):
             with suppress(OSError):  # a directory with files of others stays
@@ -96,9 +96,9 @@ def write_starter(directory: Path, trees: Sequence[Path] = ()) -> None:
         raise
 
 
-def _on_trees(text: str, trees: Sequence[Path]) -> str:
+def _adapt_to_trees(text: str, trees: Sequence[Path]) -> str:
     """Let a file build on the cluster that the trees choose, and launch with those that no variable names."""
-    from launcher.config.compose import compose  # late: Hydra, which a tree of nobody else's does not need
+    from launcher.config.compose import compose  # late: Hydra, which a new tree alone does not need
 
     typed = (str(tree.absolute()) for tree in trees if tree not in site_trees())
     options = "".join(f" --config-dir {shlex.quote(tree)}" for tree in typed)

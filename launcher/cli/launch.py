@@ -14,7 +14,7 @@ from launcher import errors
 from launcher.checks.facts import Facts
 from launcher.checks.gate import CheckReport, check_launch
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
-from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
+from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, read_request
 from launcher.config.compose import Composition
 from launcher.config.overrides import parse_override
 from launcher.config.site_trees import site_trees
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _EXAMPLE = "gpt3/126m"  # what config.yaml chooses: a day on 64 GPUs
 
-# Places where --build makes the image.
 _HOST, _JOB = "host", "job"
 
 _HELP = """\
@@ -59,7 +58,7 @@ exit code:
        first
   4    a job was submitted, but a later step failed: the output could not be written, or a later stage was
        refused; stderr names the job, which continues
-  130  interrupted; stderr names what was submitted
+  130  interrupted; stderr names the submitted jobs
 """
 
 # Of the verbs that launch a stage, and show its log until the end.
@@ -67,7 +66,7 @@ EXIT_CODES = """
 exit code:
   0    {done}; with --dry-run: the script was printed
   1    {failed}; its log, above, says why
-  2    a mistake in the command line, the configuration or what it names; the log may say which
+  2    a mistake in the command line, the configuration or a file that it names; the log may say which
   130  Ctrl-C; the job continues: slipway cancel RUN
 """
 
@@ -76,8 +75,8 @@ def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "launch", run, text=_HELP)
     add_overrides(parser, "such as training=gpt3/126m")
     add_option(parser, "--follow", "show the progress until the job ends")
-    add_option(parser, "--json", "print what was submitted, as JSON")
-    # As options of their own: argparse would take the next override for the value of a bare --build.
+    add_option(parser, "--json", "print the submitted jobs as JSON")
+    # As two options: argparse would take the next override for the value of a bare --build.
     text = "first make the image that `container` names, if it does not exist yet:"
     text = f"{text} a recipe is built, an image of a registry imported"
     build = {"dest": "build", "action": "store_const"}
@@ -101,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def finish(args: argparse.Namespace, launched: Sequence[Launch], code: int = errors.DONE) -> int:
-    """Print what was submitted, and with --follow the progress; return the exit code."""
+    """Print the submitted jobs, and with --follow the progress; return the exit code."""
     print_outcomes(launched, as_json=args.json)
     if not (args.follow and launched):
         return code
@@ -116,7 +115,7 @@ def finish(args: argparse.Namespace, launched: Sequence[Launch], code: int = err
 
 def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launch]:
     """Draft the launches of some overrides, check them and submit them; in a dry run print their scripts."""
-    request = request_of(args, overrides)
+    request = read_request(args, overrides)
     return launch_drafts(args, drafts(request), request)
 
 
@@ -221,7 +220,7 @@ def _follow(launched: Sequence[Launch]) -> int:
 
 
 def print_outcomes(launched: Sequence[Launch], *, as_json: bool) -> None:
-    """Print what was submitted: as JSON an object, or a list of them for several stages."""
+    """Print the submitted jobs: as JSON an object, or a list of them for several stages."""
     if not as_json:
         for launch in launched:
             _print_submitted(launch.paths, launch.manifest)
@@ -264,27 +263,27 @@ def _build_and_try(args: argparse.Namespace) -> tuple[list[Launch], int]:
     Return the launches and the exit code. A smoke that failed, or that is only printed, ends the way: there
     are no launches then, and the code is the smoke's.
     """
-    request = request_of(args, args.overrides)
+    request = read_request(args, args.overrides)
     if args.build:
-        reports, request = _built(args, request)
+        reports, request = _make_image_first(args, request)
     else:
         reports = _check(args, drafts(request), request)
     if args.smoke:
         # Imported late, as all that only a mode of a launch needs.
-        from launcher.smoke import try_smoke, without_smoke
+        from launcher.smoke import drop_smoke, try_smoke
 
         if len(reports) > 1:
-            message = "--smoke: the two steps would need what the stages before have not made yet"
+            message = "--smoke: the two steps would need outputs of earlier stages"
             raise UserError(message, key="stages", hint="launch these first; then stages=[training] --smoke")
         dry = _is_dry(args, [reports[0].draft])
         report, code = try_smoke(reports[0], request, args.no_check, dry=dry, is_for_program=args.json)
         if code is not None:
             return [], code
-        reports, request = [report], replace(request, command=without_smoke(request.command))
+        reports, request = [report], replace(request, command=drop_smoke(request.command))
     return _launch(args, reports, request), errors.DONE
 
 
-def _built(args: argparse.Namespace, request: Request) -> tuple[list[CheckReport], Request]:
+def _make_image_first(args: argparse.Namespace, request: Request) -> tuple[list[CheckReport], Request]:
     """Check a launch and make its image, or draft the job that makes it first."""
     from launcher.images.progress import show_progress
     from launcher.launching.building import draft_with_image, make_here

@@ -151,7 +151,9 @@ def _model_sizes(sizes: Iterable[str], config_dirs: tuple[Path, ...]) -> Iterato
 
 def _print_choices(name: str, rows: list[Row]) -> None:
     if name == "stages":
-        print_listing(("STAGE", "CHOICES"), [(row["stage"], ", ".join(_few(row["choices"]))) for row in rows])
+        print_listing(
+            ("STAGE", "CHOICES"), [(row["stage"], ", ".join(_shorten(row["choices"]))) for row in rows]
+        )
     elif name == "families":
         print_listing(("FAMILY", "SIZES"), [(row["family"], ", ".join(row["sizes"])) for row in rows])
     elif name == "clusters":
@@ -167,7 +169,7 @@ def _tree(row: Row) -> list[str]:
     return [escape(display_path(Path(row["tree"]))) if row["tree"] else ""] if "tree" in row else []
 
 
-def _few(choices: list[str]) -> list[str]:
+def _shorten(choices: list[str]) -> list[str]:
     return choices if len(choices) <= 8 else [*choices[:3], f"… {len(choices)} in all: slipway list training"]
 
 
@@ -191,7 +193,6 @@ def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int
     launches: dict[Path, list[Launch]] = {}
     for launch in originals(known) if everywhere else known:
         launches.setdefault(launch.paths.run_dir, []).append(launch)
-    # Each run with its newest readable launch.
     runs = [(found[-1], len(found)) for found in launches.values()]
     runs.sort(key=lambda run: run[0].manifest.created, reverse=True)
     if as_json:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb, whole_number
-from launcher.cli.runs import add_run, selected_run
+from launcher.cli.runs import add_run, select_run
 from launcher.errors import DONE, MISTAKE, WATCHING_ENDED, WENT_WRONG, UserError, escape
 from launcher.jobs.launches import Launch, open_launch
 from launcher.jobs.status import poll
@@ -119,12 +119,12 @@ def _lines(text: str) -> int | None:
 
 
 def run_follow(args: argparse.Namespace) -> int:
-    run = selected_run(args)
+    run = select_run(args)
     return follow_and_tell(run.run_dir, run.launch)
 
 
 def run_logs(args: argparse.Namespace) -> int:
-    run = selected_run(args)
+    run = select_run(args)
     launch = open_launch(run.run_dir, run.launch)
     task = args.task if args.task is not None or run.task is None else int(run.task)
     extension = "err" if args.err else "out"
@@ -145,9 +145,9 @@ def run_logs(args: argparse.Namespace) -> int:
 def follow_to_end(launch: Launch) -> int:
     """Print the job's log as it grows until the job has ended; return the exit code.
 
-    That of a job whose program refused what it was given is that of a user's mistake.
+    Return that of a user's mistake if the job's program refused its input.
     """
-    selection = _chain_log(launch, None) if launch.is_chain else _newest(launch)
+    selection = _chain_log(launch, None) if launch.is_chain else _select_newest(launch)
     status = _follow(launch, selection, None)
     return MISTAKE if status is not None and status.exit_code == MISTAKE else _code(status)
 
@@ -168,7 +168,7 @@ def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> JobSt
         print_stderr(f"  cancel it:  {shlex.join(['slipway', 'cancel', display_path(launch.paths.run_dir)])}")
         return None
     if selection.task is None:
-        # An array's tasks run beside each other, and one log at a time is shown.
+        # An array's tasks run at the same time, and one log at a time is shown.
         for task, log in list(failed_task_logs(launch, status).items())[:_FAILED_TASKS]:
             print_stderr(f"the end of the log of task {task}, {display_path(log)}:")
             _write(last_lines(log, _LAST_LINES))
@@ -205,7 +205,7 @@ def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
     return links[number]
 
 
-def _no_stderr(launch: Launch) -> UserError:
+def _explain_no_stderr(launch: Launch) -> UserError:
     hint = "the cluster writes stderr to the same log as stdout (cluster.stderr_to_stdout)"
     return UserError(f"{_name(launch)} has no log of stderr", hint=hint)
 
@@ -213,7 +213,7 @@ def _no_stderr(launch: Launch) -> UserError:
 def _chain_log(launch: Launch, link: str | None, extension: str = "out") -> LogSelection:
     logs = job_logs(launch, extension)
     if extension == "err" and not logs and job_logs(launch):
-        raise _no_stderr(launch)
+        raise _explain_no_stderr(launch)
     if link is not None:
         return LogSelection([launch.paths.log(link, extension)], link=link)
     logs = logs or [launch.log(extension)]
@@ -227,7 +227,7 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
             newest = max(tasks)
             others = first_of([str(task) for task in sorted(tasks) if task != newest], 8)
             print_stderr(f"task {newest} of an array; other tasks that have started: {others} (--task N)")
-        selection = _newest(launch, extension)
+        selection = _select_newest(launch, extension)
     else:
         if not tasks and launch.log().exists():
             raise UserError(f"{_name(launch)} is not an array: it has no task {task}")
@@ -237,11 +237,11 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
             raise UserError(f"{_name(launch)} has no task {task}", hint=hint)
         selection = LogSelection([launch.paths.log(f"{launch.job}_{task}", extension)], task=str(task))
     if extension == "err" and not selection.logs[0].exists() and newest_log(launch).exists():
-        raise _no_stderr(launch)
+        raise _explain_no_stderr(launch)
     return selection
 
 
-def _newest(launch: Launch, extension: str = "out") -> LogSelection:
+def _select_newest(launch: Launch, extension: str = "out") -> LogSelection:
     return LogSelection([newest_log(launch, extension)], lambda current: next_log(launch, current, extension))
 
 

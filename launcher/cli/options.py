@@ -19,11 +19,10 @@ def add_verb(
     summary: str = "",
     text: str = "",
 ) -> argparse.ArgumentParser:
-    """Add a verb that `run` carries out, which returns the exit code; one with verbs of its own has no `run`.
+    """Add a verb that `run` carries out, which returns the exit code; a group of verbs has no `run`.
 
-    The summary of a verb of `slipway` itself stands in `launcher.cli.verbs`. The text of its help is the
-    description, without which the summary stands there, then the examples and the exit codes, which are
-    printed below the options.
+    The summaries of the verbs of `slipway` itself are in `launcher.cli.verbs`. The text of the help is the
+    description (by default the summary), then the examples and the exit codes, printed below the options.
     """
     summary = summary or VERBS[name]
     description, title, rest = text.partition("examples:\n")
@@ -58,7 +57,7 @@ def whole_number(least: int) -> Callable[[str], int]:
 
 
 def add_overrides(parser: argparse.ArgumentParser, text: str, metavar: str = "OVERRIDE") -> None:
-    """Add the words of a verb, which may stand on both sides of its options."""
+    """Add the words of a verb, allowed on both sides of its options."""
     parser.add_argument("overrides", nargs="*", metavar=metavar, help=text)
 
 

@@ -1,4 +1,4 @@
-"""`slipway render` and `slipway diff`: the files of the next launch, and what they would change."""
+"""`slipway render` and `slipway diff`: the files of the next launch, and their differences to the last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 
 from launcher.checks.gate import check_launch
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
-from launcher.cli.requests import add_no_check, add_replay_options, is_workspace, print_drafts, request_of
+from launcher.cli.requests import add_no_check, add_replay_options, is_workspace, print_drafts, read_request
 from launcher.cli.runs import find_one
 from launcher.config.overrides import parse_override
 from launcher.config.stored import config_text, stored_text
@@ -35,11 +35,11 @@ examples:
   slipway render training=gpt3/126m --task                    what sets up each task
   slipway render training=gpt3/126m --config > job.yaml       the configuration that the job reads
   slipway render training=gpt3/126m training.trainer.num_nodes=64 | sbatch --test-only
-  slipway render --launch-dir results/gpt3_126m/launches/3    what was launched, whatever conf/ says now
+  slipway render --launch-dir results/gpt3_126m/launches/3    the launched script, not that of today's conf/
 
 exit code:
   0  printed; nothing was written or submitted
-  2  a mistake in what was asked for
+  2  a mistake in the command line or the configuration
 """
 
 
@@ -60,7 +60,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    request = request_of(args, args.overrides)
+    request = read_request(args, args.overrides)
     launches = drafts(request)
     if request.launch_dir is None:  # which was checked when it was launched
         check_launch(launches, args.no_check, look=False)
@@ -98,10 +98,10 @@ the configuration that the job reads, and in the rest of the launch's configurat
 exit code, as of diff(1):
   0  no difference
   1  there are differences
-  2  a mistake in what was asked for, or the run was never launched
+  2  a mistake in the command line or the configuration, or the run was never launched
 """
 
-# Far more than a script has: what is compared with more takes for ever.
+# Far more than a script has; comparing larger files takes for ever.
 _MOST_BYTES = 1 << 20
 
 # The style of a line of a unified diff, by its beginning; the first that fits counts.
@@ -111,14 +111,16 @@ _STYLES = (("---", "bold"), ("+++", "bold"), ("@@", "cyan"), ("-", "red"), ("+",
 def run_diff(args: argparse.Namespace) -> int:
     words = [parse_override(text) for text in args.overrides]
     if len(words) == 2 and all(word.value is None and not word.sign for word in words):
-        return _print_differences(list(_between(*(find_one(word.key, Path("results")) for word in words))))
+        return _print_differences(
+            list(_compare_launches(*(find_one(word.key, Path("results")) for word in words)))
+        )
     launches = drafts(
         Request(args.overrides, [], config_dirs=args.config_dirs, template_dir=args.template_dir)
     )
     if len(launches) > 1 and args.launch is not None:
         hint = f"stages=[{launches[-1].plan.job.stage}]"
-        raise UserError(f"--launch {args.launch}: of which stage?", key="stages", hint=hint)
-    return _print_differences([line for draft in launches for line in _of_stage(draft, args.launch)])
+        raise UserError(f"--launch {args.launch}: name its stage", key="stages", hint=hint)
+    return _print_differences([line for draft in launches for line in _compare_stage(draft, args.launch)])
 
 
 def _print_differences(lines: list[str]) -> int:
@@ -127,14 +129,13 @@ def _print_differences(lines: list[str]) -> int:
     return 1 if lines else 0
 
 
-def _between(first: RunRef, second: RunRef) -> Iterator[str]:
+def _compare_launches(first: RunRef, second: RunRef) -> Iterator[str]:
     """Return the differences between the configurations of two runs' newest launches."""
     old, new = (open_launch(run.run_dir, run.launch).paths.root_config for run in (first, second))
-    return _unified(old, _text(_read_config(old)), _text(_read_config(new)), display_path(new))
+    return _diff(old, _text(_read_config(old)), _text(_read_config(new)), display_path(new))
 
 
-def _of_stage(draft: Draft, launch: int | None) -> list[str]:
-    """Return the differences of one stage's run."""
+def _compare_stage(draft: Draft, launch: int | None) -> list[str]:
     run_dir = draft.plan.paths.run_dir
     try:
         numbers = launch_numbers(run_dir)
@@ -157,17 +158,17 @@ def differences(manifest: Manifest, draft: Draft) -> Iterator[str]:
     # Under the names that they had then: the run's or the job's name may be what changed.
     old = LaunchPaths(draft.plan.paths.run_dir, manifest.run, manifest.job_name, manifest.launch)
     config = draft.plan.job.payload_config
-    yield from _unified(old.script, _read(old.script), draft.script)
-    yield from _unified(old.task_script, _read(old.task_script), draft.texts[draft.plan.paths.task_script])
+    yield from _diff(old.script, _read(old.script), draft.script)
+    yield from _diff(old.task_script, _read(old.task_script), draft.texts[draft.plan.paths.task_script])
     # In the files several keys may share a line.
     before = _read_config(old.config)
-    yield from _unified(old.config, _text(before), _text(config))
+    yield from _diff(old.config, _text(before), _text(config))
     root = _read_config(old.root_config)
     if root is not None:  # earlier versions stored none
         now = yaml.safe_load(stored_text(draft.stored_config, os.environ))
         # The files that the job reads are compared above.
         compared = () if before is None or config is None else (manifest.stage,)
-        yield from _unified(old.root_config, _text(root, compared), _text(now, compared))
+        yield from _diff(old.root_config, _text(root, compared), _text(now, compared))
 
 
 def _text(config: Mapping[str, Any] | None, without: tuple[str, ...] = ()) -> str | None:
@@ -194,7 +195,7 @@ def _read(path: Path) -> str | None:
         raise UserError(f"{path}: no longer a valid script: {escape(str(error))}") from error
 
 
-def _unified(
+def _diff(
     path: Path, before: str | None, text: str | None, name: str = "as it would be now"
 ) -> Iterator[str]:
     old = "/dev/null" if before is None else display_path(path)

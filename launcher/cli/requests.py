@@ -15,7 +15,6 @@ from launcher.ui.tables import print_code
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all verbs that launch share."""
     add_option(parser, "--dry-run", "print the script; write and submit nothing")
     add_no_check(parser)
     add_tree_options(parser)
@@ -23,7 +22,6 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_no_check(parser: argparse.ArgumentParser) -> None:
-    """Add the option that skips checks."""
     text = "skip a check, such as layout.gpus; may be given again. docs/checks.md has them all"
     add_option(parser, "--no-check ID", text, action="append", default=[])
 
@@ -53,7 +51,9 @@ def add_replay_options(parser: argparse.ArgumentParser, title: str) -> None:
     add_option(replay, "--stage STAGE", "stage of the earlier launch, if the overrides request several")
 
 
-def request_of(args: argparse.Namespace, overrides: list[str], words: Sequence[str] | None = None) -> Request:
+def read_request(
+    args: argparse.Namespace, overrides: list[str], words: Sequence[str] | None = None
+) -> Request:
     """Return the request of a command line; `words` are to be on record in place of this process's."""
     # Only verbs that render a launch again have all of these options.
     replay: dict[str, Any] = {
@@ -63,7 +63,7 @@ def request_of(args: argparse.Namespace, overrides: list[str], words: Sequence[s
     if number is not None and number < 1:
         raise UserError(f"--launch-number {number}: launches are numbered from 1")
     if replay["launch_dir"] is not None:
-        return Request.of_launch(replay["launch_dir"], this_command(words), number, replay["tag"])
+        return Request.from_launch(replay["launch_dir"], this_command(words), number, replay["tag"])
     trees = {"config_dirs": args.config_dirs, "template_dir": getattr(args, "template_dir", None)}
     return Request(overrides, this_command(words), number=number, **trees, **replay)
 

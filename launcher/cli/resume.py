@@ -1,4 +1,4 @@
-"""`slipway resume`: launch again what the newest launch of a run was."""
+"""`slipway resume`: repeat the newest launch of a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from launcher.cli.launch import finish, launch_drafts
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb, verb_first
 from launcher.cli.render import differences
-from launcher.cli.requests import add_no_check, request_of
-from launcher.cli.runs import add_run, selected_run
+from launcher.cli.requests import add_no_check, read_request
+from launcher.cli.runs import add_run, select_run
 from launcher.config.overrides import Override, hydra_value, parse_override
-from launcher.config.site_trees import config_dirs_of
+from launcher.config.site_trees import find_config_dirs
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError, escape
 from launcher.jobs.launches import Launch, open_launch
@@ -27,7 +27,7 @@ from launcher.ui.terminal import print_message, print_stderr
 from slipway.common.files import read_text
 
 _HELP = """\
-Launch again what the newest launch of a run was: its overrides, its trees, the checks that it skipped; and
+Repeat the newest launch of a run, with its overrides, its trees and the checks that it skipped, and with
 further overrides. A training continues from its newest checkpoint.
 
 The files of the trees are read as they are now: --dry-run shows what that changes. Relative paths start
@@ -37,7 +37,7 @@ examples:
   slipway resume gpt3_126m                                      continue it
   slipway resume gpt3_126m training.trainer.max_steps=2000      train longer
   slipway resume gpt3_126m cluster.time_limit=8:00:00 --dry-run
-  slipway resume 4711                                           what the launch of this job was
+  slipway resume 4711                                           the launch of this job
 
 exit code:
   that of slipway launch"""
@@ -48,18 +48,18 @@ def add_parser(verbs: Verbs) -> None:
     add_run(parser)
     add_overrides(parser, "such as training.trainer.max_steps=2000")
     add_option(parser, "--follow", "show the progress until the job ends")
-    add_option(parser, "--json", "print what was submitted, as JSON")
+    add_option(parser, "--json", "print the submitted job as JSON")
     add_option(parser, "--dry-run", "print the script, and what has changed; write and submit nothing")
     add_no_check(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Launch a run again, or print what would be launched; return the exit code."""
-    selected = selected_run(args)
+    selected = select_run(args)
     launch = open_launch(selected.run_dir, selected.launch)
     why = why_untrusted(launch.paths.manifest)
     if why is not None:
-        message = f"{launch.paths.manifest}, which says what was launched, is not trusted: {why}"
+        message = f"{launch.paths.manifest}, the record of the launch, is not trusted: {why}"
         hint = f"read {launch.paths.directory / COMMAND_LOG}, and launch it yourself"
         raise UserError(escape(message), hint=escape(hint))
     _change_directory(launch.paths.directory)
@@ -69,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
     recorded, _ = options.parse_known_args(verb_first(launch.manifest.command[1:]))
     recorded.no_check = [*recorded.no_check, *args.no_check]
     vars(args).update(vars(recorded))
-    args.config_dirs = config_dirs_of(recorded.config_dirs)
+    args.config_dirs = find_config_dirs(recorded.config_dirs)
     words = [f"--config-dir={tree}" for tree in recorded.config_dirs]
     words += [f"--template-dir={recorded.template_dir}"] if recorded.template_dir is not None else []
     words += [f"--no-check={name}" for name in recorded.no_check]
     overrides = _overrides(launch, [parse_override(text) for text in args.overrides])
-    request = request_of(args, overrides, ["launch", *overrides, *words])
+    request = read_request(args, overrides, ["launch", *overrides, *words])
     drafted = drafts(request)
     launched = launch_drafts(args, drafted, request)
     for draft in drafted if not launched else ():  # a dry run
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(launch: Launch, draft: Draft) -> None:
-    """Print the differences to the launch on record, and what a dry run does not look at."""
+    """Print the differences to the launch on record, and the limits of a dry run."""
     sys.stdout.flush()
     number, manifest = launch.paths.number, launch.manifest
     changes = list(differences(manifest, draft.numbered(number, manifest.tag)))

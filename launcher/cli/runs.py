@@ -21,11 +21,10 @@ NEWEST = 20  # runs of a table
 _HINTED = 3
 
 RUN_HELP = "a run's name, a path in it, or the id of one of its jobs"
-RUNS_HELP = f"{RUN_HELP}; a sweep stands for all of its points"
+RUNS_HELP = f"{RUN_HELP}; a sweep means all of its points"
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for a run and one of its launches."""
     parser.add_argument("run_name", metavar="RUN", help=RUN_HELP)
     add_option(parser, "--launch N", "which launch (default: the newest)")
     add_base_results_dir(parser)
@@ -48,13 +47,13 @@ def print_resumable(
         print_stderr(f"to continue: slipway resume {first}{more}")
 
 
-def newest_runs(base_results_dir: Path) -> str | None:
-    """Return a hint with the newest runs of a directory; None if it has none."""
+def hint_newest_runs(base_results_dir: Path) -> str | None:
+    """Return a hint with the newest runs of a directory; None if it has no run."""
     names = [escape(shlex.quote(run_dir.name)) for run_dir in runs_in(base_results_dir)[:_HINTED]]
     return f"the newest in {display_path(base_results_dir)}: {', '.join(names)}" if names else None
 
 
-def selected_run(args: argparse.Namespace) -> RunRef:
+def select_run(args: argparse.Namespace) -> RunRef:
     """Return the run that the arguments name; `launch` is the requested number, or that of the job."""
     run = find_one(args.run_name, args.base_results_dir)
     return run if args.launch is None else replace(run, launch=args.launch)
@@ -62,7 +61,7 @@ def selected_run(args: argparse.Namespace) -> RunRef:
 
 def find_all(words: Sequence[str], base_results_dir: Path) -> list[RunRef]:
     """Return the runs that the words name, of a sweep all points; print notes about ambiguous words."""
-    runs = [run for word in words for run in _named(word, base_results_dir)]
+    runs = [run for word in words for run in _find_named(word, base_results_dir)]
     for note in dict.fromkeys(note for run in runs for note in run.notes):
         print_message(escape(note))
     return runs
@@ -81,7 +80,7 @@ def find_one(word: str, base_results_dir: Path) -> RunRef:
     return runs[0]
 
 
-def _named(word: str, base_results_dir: Path) -> list[RunRef]:
+def _find_named(word: str, base_results_dir: Path) -> list[RunRef]:
     for directory in (Path(word), base_results_dir / word):
         if word and (points := points_of(directory)):  # a sweep
             return [RunRef(run_dir) for run_dir in points]

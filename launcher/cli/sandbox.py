@@ -39,15 +39,15 @@ examples:
 _UP = """\
 Boot a sandbox and wait until its nodes are idle. If one with the same options is up, nothing happens.
 
-Partitions: gpu (default); low, whose jobs are requeued when gpu or high need the nodes; high; and cloud,
-whose nodes do not exist: it is for `sbatch --test-only`, which validates a script for a thousand nodes there.
+Partitions: gpu (default); low, with jobs that are requeued when gpu or high need the nodes; high; and cloud,
+with fictitious nodes: there `sbatch --test-only` validates a script for a thousand nodes.
 
 examples:
   slipway sandbox up
   slipway sandbox up --accounting                    with MariaDB and slurmdbd, so that sacct answers
   slipway sandbox up --accounting --account research --qos debug    refuse all other accounts and QOS
   slipway sandbox up --pyxis                         with Enroot and Pyxis, if they are installed
-  slipway sandbox up --dir /tmp/second --nodes 2     a second one beside the first
+  slipway sandbox up --dir /tmp/second --nodes 2     a second one next to the first
   sbatch --test-only --partition=cloud job.sh        would a cluster with 1,024 nodes take this script?
 
 exit code:

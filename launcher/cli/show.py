@@ -57,10 +57,10 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     overrides = [word for word in args.overrides if _is_override(word)]
     keys = [word.strip(".") for word in args.overrides if not _is_override(word)]
-    composition, missing = _composed(overrides, args.config_dirs)
+    composition, missing = _compose(overrides, args.config_dirs)
     # Without the nodes of stages that were not requested.
     tree = composition.config.model_dump(exclude_unset=True)
-    leaves: Iterable[Leaf] = _leaves(_narrowed(tree, keys), composition.sources(), composition.references)
+    leaves: Iterable[Leaf] = _leaves(_narrow(tree, keys), composition.sources(), composition.references)
     leaves = (missing.get(path, (path, value, source)) for path, value, source in leaves)
     if args.json:
         items = [{"key": ".".join(path), "value": value, "source": source} for path, value, source in leaves]
@@ -68,14 +68,14 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.config_dirs:
         trees = ", ".join(map(display_path, tree_roots(args.config_dirs)))
-        print(f"# trees, of which the first that has a file wins: {escape(trees)}")
+        print(f"# trees (earlier ones win): {escape(trees)}")
     if args.plain:
         print("\n".join("".join(text for text, _ in line) for line in _lines(leaves)))
     else:
         print_styled(_lines(leaves))
 
 
-def _composed(
+def _compose(
     overrides: Sequence[str], config_dirs: tuple[Path, ...]
 ) -> tuple[Composition, dict[tuple[str, ...], Leaf]]:
     """Compose the tree, and return the leaves of lists that only a launch needs where they have no value."""
@@ -96,7 +96,7 @@ def _is_override(word: str) -> bool:
     return "=" in word or word.startswith(("+", "~"))
 
 
-def _narrowed(tree: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def _narrow(tree: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     """Return the tree with the requested nodes only, each below its parents."""
     if not keys:
         return tree
@@ -169,7 +169,6 @@ def _lines(leaves: Iterable[Leaf]) -> Iterator[Line]:
 
 
 def _yaml(value: Any) -> str:
-    """Return a value as YAML in one line."""
     style = '"' if isinstance(value, str) and not value.isprintable() else None
     text = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=sys.maxsize)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -89,14 +89,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json([row.to_json() for row in rows])
     elif rows:
-        shown = rows if args.all or args.runs else _newest(rows)
+        shown = rows if args.all or args.runs else _select_newest(rows)
         print_table(*as_table(shown), [row.state for row in shown])
         print_resumable(shown)
         if len(shown) < len(rows):
             print_message(f"{len(rows) - len(shown)} older runs: slipway status --all")
     elif not args.active:
         _print_no_runs(args.base_results_dir)
-    if not args.runs and (hidden := _unreadable(args.base_results_dir)):
+    if not args.runs and (hidden := _count_unreadable(args.base_results_dir)):
         print_message(f"runs that cannot be read, for want of permission: {hidden}")
     if not (args.runs or args.active):
         # A hundred points would hide all other runs.
@@ -109,13 +109,13 @@ def run(args: argparse.Namespace) -> int:
     return NOT_KNOWN if State.UNKNOWN in states else DONE
 
 
-def _newest(rows: Sequence[StatusRow]) -> list[StatusRow]:
-    """Return the newest rows, and those older ones whose jobs have not ended."""
+def _select_newest(rows: Sequence[StatusRow]) -> list[StatusRow]:
+    """Return the newest rows, and older ones with jobs that have not ended."""
     return [row for place, row in enumerate(rows) if place < NEWEST or row.may_live]
 
 
 def _look(requested: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
-    """Look at what was asked for; by default at all runs that there are by now."""
+    """Read the state of the requested runs; by default of all runs that exist by now."""
     if not requested:
         return collect_status(list(map(RunRef, runs_in(base))))
     seen = collect_status(requested)
@@ -137,12 +137,12 @@ def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
     return worst_exit_code(last.states)
 
 
-def _unreadable(base: Path) -> int:
+def _count_unreadable(base: Path) -> int:
     """Return how many directories of a team's results are closed to this user: runs, as far as one sees."""
     paths = (base / name for name in names_in(base))
     return sum(not os.access(path, os.X_OK, effective_ids=True) for path in paths if os.path.isdir(path))  # noqa: PTH112
 
 
 def _print_no_runs(base: Path) -> None:
-    if not sweeps_in(base) and not _unreadable(base):
+    if not sweeps_in(base) and not _count_unreadable(base):
         print_stderr(f"no run was launched in {base} yet")

@@ -25,7 +25,7 @@ from launcher.checks.remedies import why_none
 from launcher.checks.rules.keys import TRAINER
 from launcher.checks.rules.model import has_gpus, why_not_estimated
 from launcher.cli.options import Verbs, add_option
-from launcher.cli.requests import add_examining_verb, request_of
+from launcher.cli.requests import add_examining_verb, read_request
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.estimates.parallelism import NODES, Recompute, with_changes
@@ -66,7 +66,7 @@ _SPARE = 2
 
 
 def add_parser(verbs: Verbs) -> None:
-    overrides = "such as training=gpt3/40b; nodes=16 stands for training.trainer.num_nodes=16"
+    overrides = "such as training=gpt3/40b; nodes=16 means training.trainer.num_nodes=16"
     parser = add_examining_verb(verbs, "suggest", run, _HELP, overrides)
     add_option(parser, "--top N", "how many layouts (default: 5)", default=5)
 
@@ -74,7 +74,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.top < 1:
         raise UserError(f"--top {args.top}: a number of layouts, from 1 on")
-    launch = draft(request_of(args, [_spelled_out(word) for word in args.overrides]))
+    launch = draft(read_request(args, [_spell_out(word) for word in args.overrides]))
     if launch.plan.job.config is None:
         stage = launch.plan.job.stage
         raise UserError(f"stages=[{stage}]: it trains nothing, and has no layout", key="stages")
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if why is not None:
         raise UserError(f"{why}; layouts of unknown memory are not ranked")
     search = LayoutSearch(launch.plan, facts)
-    suggestions = _accepted(launch, search, args.top)
+    suggestions = _filter_accepted(launch, search, args.top)
     suggestions = suggestions or list(islice(best_with_half_gradients(launch.plan, facts), args.top))
     more = None if suggestions else on_least_nodes(launch.plan, facts)
     if args.json:
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if suggestions else 1
 
 
-def _spelled_out(word: str) -> str:
+def _spell_out(word: str) -> str:
     """Return an override, with this verb's short form `nodes=N` spelled out."""
     if not word.startswith(_SHORT):
         return word
@@ -106,7 +106,7 @@ def _spelled_out(word: str) -> str:
     return f"training.{NODES}={number}"
 
 
-def _accepted(launch: Draft, search: LayoutSearch, top: int) -> list[Suggestion]:
+def _filter_accepted(launch: Draft, search: LayoutSearch, top: int) -> list[Suggestion]:
     """Return the best layouts; for engine=megatron those that our trainer accepts.
 
     Raise UserError if the trainer refuses all of them for the same reason as the user's own: no layout mends
@@ -133,7 +133,7 @@ def _accepted(launch: Draft, search: LayoutSearch, top: int) -> list[Suggestion]
 def _content(
     launch: Draft, search: LayoutSearch, suggestions: Sequence[Suggestion], more: Suggestion | None
 ) -> dict[str, Any]:
-    config, fastest, own = launch.plan.job.config or {}, _fastest(suggestions), search.own
+    config, fastest, own = launch.plan.job.config or {}, _pick_fastest(suggestions), search.own
     gpu, source, _ = search.counted
     return {
         "run": launch.plan.paths.run_name,
@@ -164,7 +164,7 @@ def _to_json(config: Mapping[str, Any], suggestion: Suggestion, fastest: float |
     }
 
 
-def _fastest(suggestions: Sequence[Suggestion]) -> float | None:
+def _pick_fastest(suggestions: Sequence[Suggestion]) -> float | None:
     return min((suggestion.seconds for suggestion in suggestions if suggestion.seconds), default=None)
 
 
@@ -176,7 +176,7 @@ def _step(suggestion: Suggestion, fastest: float | None) -> float | None:
 def _print(
     launch: Draft, search: LayoutSearch, suggestions: Sequence[Suggestion], more: Suggestion | None
 ) -> None:
-    config, fastest = launch.plan.job.config or {}, _fastest(suggestions)
+    config, fastest = launch.plan.job.config or {}, _pick_fastest(suggestions)
     print_styled(_heading(launch.plan, search, fastest))
     if suggestions and GRADIENTS in suggestions[0].changes:
         message = "nothing fits with gradients in 32 bits; with gradients in bf16 these do"
@@ -227,10 +227,10 @@ def _row(number: int, suggestion: Suggestion, fastest: float | None) -> list[str
     sizes = (number, layout.tensor, layout.pipeline, layout.virtual or "-", layout.context, suggestion.data)
     memory = gib(fullest.total) if fullest is not None else "?"
     relative = f"{step:.2f}" if step else "?"
-    return [*map(str, sizes), str(layout.micro), _recomputed(layout.recompute), memory, relative]
+    return [*map(str, sizes), str(layout.micro), _describe_recomputation(layout.recompute), memory, relative]
 
 
-def _recomputed(recompute: Recompute) -> str:
+def _describe_recomputation(recompute: Recompute) -> str:
     if recompute.granularity == "full" and recompute.method == "block":
         return f"block {recompute.layers}" if recompute.layers else "-"
     return recompute.granularity or "-"

@@ -30,7 +30,7 @@ _SHOWN = 20  # points of the preview; --dry-run shows all
 
 _HELP = """\
 Combine the overrides that have several values, check every point, and submit all points as one job array.
-Each point is a run of its own, in a directory below the sweep's. Points with different Slurm options, such as
+Each point is a run, in a directory below the sweep's. Points with different Slurm options, such as
 numbers of nodes, go into several arrays; so do more points than the site's MaxArraySize.
 
 examples:
@@ -42,7 +42,7 @@ examples:
   slipway cancel results/gpt3_126m_sweep                      end all of them
 
 Values are written as for Hydra's own sweeper: a,b,c, choice(...), range(START,STOP,STEP), glob(...).
-A key whose value is text, such as env_vars.NAME, is swept by choice(...) only.
+Text values, such as those of env_vars.NAME, are swept by choice(...) only.
 
 exit code:
   0    submitted; with --wait: every point completed; with --results: every state is known

@@ -5,7 +5,7 @@ from __future__ import annotations
 # In the order of the help.
 VERBS = {
     "launch": "plan a training and submit it",
-    "resume": "launch again what the newest launch of a run was",
+    "resume": "repeat the newest launch of a run",
     "sweep": "launch a training for each combination of values",
     "check": "check a launch before it is submitted",
     "suggest": "suggest layouts that fit a model on its GPUs, the fastest first",
@@ -22,7 +22,7 @@ VERBS = {
     "cancel": "cancel the jobs of runs",
     "hold": "keep pending jobs from starting",
     "release": "let held jobs start",
-    "attach": "open a shell beside a running job",
+    "attach": "open a shell next to a running job",
     "verify": "check that a run did its work",
     "clean": "remove checkpoints of a run, archive the run, or remove it",
     "convert": "convert a checkpoint to Hugging Face, or from it",
@@ -45,7 +45,7 @@ MODULES = {
     **dict.fromkeys(("convert", "evaluate"), "checkpoints"),
 }
 
-# What other tools call a verb.
+# Other tools' names of verbs.
 _SYNONYMS = {
     "launch": "train run submit start sbatch srun torchrun pretrain",
     "resume": "continue restart relaunch requeue",
@@ -75,7 +75,7 @@ FORMER_VERBS = {"gpu-check": "in a checkout: python -m benchmarks.gpu_check (doc
 # What other programs call an option, and what does the same: Hydra's, such as the NeMo launcher; trainers.
 _OPTIONS = {
     "--config-dir DIR, read in front of Slipway's own tree": "--config-path -cp -cd",
-    "--config-dir DIR, whose root is config.yaml": "--config-name -cn",
+    "--config-dir DIR, with the root config.yaml": "--config-name -cn",
     "slipway sweep OVERRIDE…, with KEY=VALUE,VALUE": "--multirun -m",
     "slipway show OVERRIDE…": "--cfg -c",
     'slipway generate RUN "a text to continue"': "--prompt --prompts --text",

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from launcher import errors
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.cli.runs import add_run, selected_run
+from launcher.cli.runs import add_run, select_run
 from launcher.errors import escape
 from launcher.monitor.evidence import gather
 from launcher.monitor.verification import RunVerdict, exit_code, verify
@@ -55,7 +55,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    selected = selected_run(args)
+    selected = select_run(args)
     gathered = gather(selected.run_dir, selected.launch)
     checks = verify(gathered)
     code = exit_code(gathered, checks)

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from launcher.config.compose import CONF_DIR
 from launcher.config.hydra_setup import read_mapping
-from launcher.config.nemo_launcher import OTHER_SCRIPTS, STAGES, model_type_of, other_script, way
+from launcher.config.nemo_launcher import OTHER_SCRIPTS, STAGES, describe_other_script, model_type_of, way
 from launcher.config.overrides import STAGES as OURS
 from launcher.config.schema import ClusterConfig, NumaMapping
 from launcher.errors import UserError, escape
@@ -51,7 +51,7 @@ _FROM = "# From the NeMo launcher's {}, by `slipway adopt`.\n"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A part of the old tree, with what became of it and why."""
+    """A part of the old tree, with its outcome and the reason."""
 
     what: str
     outcome: Outcome
@@ -60,7 +60,7 @@ class Note:
 
 @dataclass
 class Adoption:
-    """The files of the new tree, by their names in it, and what became of everything."""
+    """The files of the new tree, by their names in it, and a note on each part of the old one."""
 
     source: Path
     files: dict[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def _adopt_root(adoption: Adoption, root: Mapping[str, Any]) -> None:
         return
     values, choices = dict(_root_values(adoption, root)), dict(_choices(adoption, root))
     lines = [f"  - override {group}: {choice}\n" for group, choice in choices.items()]
-    head = _FROM.format(ROOT) + "# It builds on Slipway's own config.yaml, whose keys it lists all.\n"
+    head = _FROM.format(ROOT) + "# It builds on Slipway's own config.yaml, and lists all of its keys.\n"
     adoption.files[ROOT] = f"{head}defaults:\n  - config\n  - _self_\n{''.join(lines)}\n{_dump(values)}"
 
 
@@ -171,7 +171,7 @@ def _choices(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[str,
     pairs = [pair for item in root.get("defaults", []) if isinstance(item, dict) for pair in item.items()]
     for group, choice in pairs:
         if choice is None or "hydra" in group or group.strip() in STAGES:
-            continue  # of a stage that is not here, of whose files a note says it
+            continue  # of an unknown stage, which has a note on its files
         if group == "conversion":
             adoption.note(f"{group}={choice}", "changed", "conversion=nemo, which makes the same .nemo file")
             yield group, "nemo"
@@ -183,7 +183,7 @@ def _choices(adoption: Adoption, root: Mapping[str, Any]) -> Iterator[tuple[str,
 
 
 def _with_variables(adoption: Adoption, key: str, value: Any) -> Any:
-    """Let Hydra read what the old tree left to envsubst."""
+    """Let Hydra read the variables that the old tree left to envsubst."""
     text = _VARIABLE.sub(r"${oc.env:\1}", value) if isinstance(value, str) else value
     if text == value:
         adoption.note(key, "taken over", escape(str(value)))
@@ -215,7 +215,7 @@ def _adopt_clusters(adoption: Adoption, root: Mapping[str, Any]) -> None:
 
 
 def _cluster_text(adoption: Adoption, name: str, content: dict[str, Any], *, has_image: bool) -> str:
-    """Return a cluster that means what it meant: NeMo in its container, and no more of Slurm than it says."""
+    """Return an equivalent cluster: NeMo in its container, and no Slurm options but the file's."""
     defaults = content.pop("defaults", ["_base", "_self_"])
     given = content.pop("additional_parameters", None)
     content |= given if isinstance(given, dict) else {}
@@ -271,7 +271,7 @@ def _adopt_sizes(adoption: Adoption) -> None:
     for family, count in families.items():
         what = escape(f"training/{family}/ ({count})")
         if family in OTHER_SCRIPTS:
-            adoption.note(what, "left out", other_script(family))
+            adoption.note(what, "left out", describe_other_script(family))
         elif family in parts:
             adoption.note(
                 what, "changed", f"their names begin with {_PART}: they are parts of sizes, and none"

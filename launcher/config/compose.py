@@ -16,22 +16,22 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from launcher.config.hydra_setup import with_gpus
-from launcher.config.nemo_launcher import OTHER_SCRIPTS, model_type_of, other_script
+from launcher.config.hydra_setup import replace_gpus
+from launcher.config.nemo_launcher import OTHER_SCRIPTS, describe_other_script, model_type_of
 from launcher.config.overrides import (
     DEVICES,
     GRES,
     NODE_GPUS,
+    escape_interpolation,
     is_derived_from_gpus,
     options_of,
     parse_override,
-    without_interpolation,
 )
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
 from launcher.config.sources import Sources
 from launcher.config.tree_composer import ComposedTree, TreeComposer
-from launcher.config.values import NumberForText, expand_home, with_home
+from launcher.config.values import NumberForText, expand_home, expand_homes
 from launcher.errors import Mistakes, UserError, absolute_path, check_directory, escape, literal
 from launcher.runs.paths import display_path
 
@@ -42,7 +42,7 @@ _YES = ("true", "1", "yes", "on")
 # A directory of one launch: of a wrapper that makes its own, or of a launch that is rendered again.
 _STAMPED = re.compile(r"-\d{8}-\d{6}[^/]*$")
 
-# Relative paths start where the user stands; a job starts elsewhere.
+# Relative paths start in the user's working directory; a job starts elsewhere.
 PATH_KEYS = ("launcher_scripts_path", "data_dir", "base_results_dir", "images_dir")
 
 
@@ -57,7 +57,7 @@ class Composition:
     config_dirs: tuple[Path, ...] = ()
     # The configurations of the stages that are launched before this one.
     before: tuple[RunConfig, ...] = ()
-    # The keys whose values refer to variables with a secret's name, and these variables.
+    # Keys of values that refer to variables with a secret's name, and these variables.
     references: Mapping[str, str] = field(default_factory=dict)
 
     def annotate(self, error: UserError) -> None:
@@ -74,7 +74,6 @@ class Composition:
             raise
 
     def sources(self) -> Sources:
-        """Return the sources of the values."""
         return Sources(self.overrides, tree_roots(self.config_dirs))
 
 
@@ -125,7 +124,7 @@ class BatchComposer:
 def compose_file(
     name: str, overrides: Sequence[str], model: type[Model], config_dirs: tuple[Path, ...] = ()
 ) -> Model:
-    """Compose one file of the tree by itself, with what it builds on, and check it against a schema."""
+    """Compose one file of the tree with its defaults, and check it against a schema."""
     roots = tree_roots(config_dirs)
     trees = TreeComposer(roots, name)
 
@@ -141,7 +140,7 @@ def compose_file(
 
 def _checked_as(model: type[Model], composed: ComposedTree, sources: Sources) -> tuple[Model, dict[str, Any]]:
     """Hold a tree against the schema; numbers that are meant as text are read as they were written."""
-    node = with_home(composed.resolved())
+    node = expand_homes(composed.resolved())
     try:
         return _accepted(model, node, sources), node
     except Mistakes as error:
@@ -150,8 +149,8 @@ def _checked_as(model: type[Model], composed: ComposedTree, sources: Sources) ->
             raise
     for number in numbers:
         text = sources.written(number.path) or str(number.value)
-        composed.set(number.path, without_interpolation(text))
-    node = with_home(composed.resolved())
+        composed.set(number.path, escape_interpolation(text))
+    node = expand_homes(composed.resolved())
     return _accepted(model, node, sources), node
 
 
@@ -176,12 +175,12 @@ def settle_directories(composed: ComposedTree) -> None:
             raise UserError(f"{key}: a directory is needed", key=key, hint=f"give one: {key}=DIR")
         if tree[key] in (None, ""):
             raise UserError(f"{key}={literal(tree[key])}: a directory is needed", key=key)
-        composed.set(key, without_interpolation(str(absolute_path(expand_home(str(tree[key])), key))))
+        composed.set(key, escape_interpolation(str(absolute_path(expand_home(str(tree[key])), key))))
     if "unique_output_dir" not in tree:  # in a config.yaml that is older than the key
         composed.set("unique_output_dir", "${oc.env:UNIQUE_OUTPUT_DIR,False}")
     results = tree["base_results_dir"]
     if str(tree["unique_output_dir"]).lower() in _YES and not _STAMPED.search(results):
-        composed.set("base_results_dir", without_interpolation(f"{results}-{_timestamp()}"))
+        composed.set("base_results_dir", escape_interpolation(f"{results}-{_timestamp()}"))
 
 
 @cache
@@ -192,26 +191,24 @@ def _timestamp() -> str:
 
 
 def derive_from_gpus(composed: ComposedTree, overrides: Sequence[str]) -> None:
-    """Let tasks and ``gres`` follow the GPUs of a node that the user typed, whatever the files say."""
+    """Derive tasks and ``gres`` from the GPUs of a node that the user typed, not from the files."""
     tree, parsed = composed.tree, [parse_override(text) for text in overrides]
     following = [key for key in (DEVICES, GRES) if is_derived_from_gpus(key, parsed)]
     gpus = OmegaConf.select(tree, NODE_GPUS) if following else None
     if type(gpus) is not int or gpus < 1:
-        return  # none, or the schema says what is wrong with it
+        return  # null, or refused by the schema
     if DEVICES in following and "training" in tree:
         composed.set(DEVICES, gpus)
     gres = OmegaConf.select(tree, GRES) if GRES in following else None
     if isinstance(gres, str):
-        composed.set(GRES, with_gpus(gres, gpus))
+        composed.set(GRES, replace_gpus(gres, gpus))
 
 
 def check_nesting(root: Path) -> None:
-    """Refuse a `cluster/` inside `cluster/`, which a second `cp -R` makes, and whose files nothing reads."""
+    """Refuse an unread `cluster/` inside `cluster/`, which a second `cp -R` makes."""
     nested = root / "cluster/cluster"
     if nested.is_dir():
-        message = (
-            f"{escape(display_path(nested))}: a copy inside the folder that it is of, which nothing reads"
-        )
+        message = f"{escape(display_path(nested))}: a copy of the folder inside itself, which nothing reads"
         hint = "a second `cp -R` into a folder makes it: move its files up, or remove it"
         raise UserError(message, hint=hint)
 
@@ -233,7 +230,7 @@ def settle_model_type(composed: ComposedTree) -> None:
         message = (
             f"training={choice}: NeMo trains it with {Path(OTHER_SCRIPTS[family]).name}, which no engine runs"
         )
-        raise UserError(message, key="training", hint=other_script(family))
+        raise UserError(message, key="training", hint=describe_other_script(family))
     composed.set("training.run.model_type", model_type_of(choice, training.get("model") or {}))
 
 

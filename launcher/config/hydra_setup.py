@@ -36,15 +36,15 @@ from launcher.runs.paths import display_path
 from launcher.sandbox import default_directory, is_sandbox, slurm_conf_path
 from launcher.slurm.notations import format_days, training_seconds
 
-# Of a file with its aliases expanded, and of a number, of which Python converts 4,300.
+# Of a file with its aliases expanded, and of a number (Python converts up to 4,300 digits).
 _MOST_VALUES, _MOST_DIGITS = 100_000, 1000
 _ROOTS: ContextVar[Sequence[Path]] = ContextVar("roots", default=())
 _MAPPING = "a file of the tree holds KEY: VALUE lines"
 
 
 @contextmanager
-def hydra_of(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
-    """Initialize Hydra with the trees of `roots`, of which the first has precedence."""
+def start_hydra(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
+    """Initialize Hydra with the trees of `roots`; the first has precedence."""
     register_resolvers()
     for plugin in (_SearchPath, TreeSource):
         Plugins.instance().register(plugin)
@@ -65,7 +65,7 @@ class _SearchPath(SearchPathPlugin):
 
 
 class TreeSource(ConfigSource):
-    """The files of a tree, of which each text is parsed once a process."""
+    """The files of a tree; each text is parsed once a process."""
 
     @staticmethod
     def scheme() -> str:
@@ -132,7 +132,7 @@ _LIBYAML = (yaml.CSafeLoader,) if yaml.__with_libyaml__ else ()
 
 
 class TreeLoader(*_LIBYAML, get_yaml_loader()):  # type: ignore[misc]
-    """OmegaConf's loader with libyaml, which refuses what takes all memory or is no number for Python."""
+    """OmegaConf's loader with libyaml, which refuses texts that take all memory, and too long numbers."""
 
     def construct_document(self, node: yaml.Node) -> Any:
         _count_values(node, {})
@@ -143,7 +143,7 @@ class TreeLoader(*_LIBYAML, get_yaml_loader()):  # type: ignore[misc]
 def _parse(text: str) -> bytes | None:
     """Return the keys of a file of the tree, pickled; ``None`` if it is no mapping.
 
-    Hydra changes what it is given: a copy each time, in a fifth of the time of `copy.deepcopy`.
+    Hydra changes its input: unpickling makes a copy in a fifth of the time of `copy.deepcopy`.
     """
     content = yaml.load(text, Loader=TreeLoader)
     return pickle.dumps(OmegaConf.create(content or {})) if isinstance(content, dict | None) else None
@@ -164,7 +164,7 @@ def read_mapping(path: Path) -> tuple[str, DictConfig]:
     except OSError as error:
         raise UserError(f"{name}: {(error.strerror or str(error)).lower()}") from error
     except yaml.YAMLError as error:
-        raise _not_yaml(name, text, error) from error
+        raise _explain_yaml_error(name, text, error) from error
     except OmegaConfBaseException as error:
         message = f"{name}: {error.full_key}: not an interpolation: {escape(str(error).splitlines()[0])}"
         raise UserError(message, hint="it is ${KEY}") from error
@@ -174,7 +174,7 @@ def read_mapping(path: Path) -> tuple[str, DictConfig]:
     return text, content
 
 
-def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> UserError:
+def _explain_yaml_error(name: str, text: str, error: yaml.YAMLError) -> UserError:
     if not isinstance(error, yaml.MarkedYAMLError):
         return UserError(f"{name}: not valid YAML: {escape(str(error).splitlines()[0])}")
     begin, mark = error.context_mark, error.problem_mark or error.context_mark
@@ -188,7 +188,7 @@ def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> UserError:
 def _count_values(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
     """Return how many values a node has with its aliases expanded; raise YAMLError if they are too many."""
     if counts.get(node) == 0:
-        raise yaml.MarkedYAMLError(None, None, "an alias of what it stands in", node.start_mark)
+        raise yaml.MarkedYAMLError(None, None, "an alias of the node around it", node.start_mark)
     if node not in counts:
         counts[node], below = 0, 0
         if isinstance(node, yaml.CollectionNode):
@@ -214,8 +214,8 @@ _NO_DEFAULT: Any = object()
 def _environment_variable(name: str, default: Any = _NO_DEFAULT) -> str | None:
     """Return a variable of the environment, or the default where it is not set or is empty.
 
-    OmegaConf's own resolver takes an empty variable for a value: ``#SBATCH --partition=""``. In a shell's
-    ``${NAME:-DEFAULT}`` and in the job's script it is none either.
+    OmegaConf's own resolver takes an empty variable for a value: ``#SBATCH --partition=""``. A shell's
+    ``${NAME:-DEFAULT}`` and the job's script do not.
     """
     value = os.environ.get(name)
     if value:
@@ -232,7 +232,7 @@ def _max_time(time_limit: Any) -> str | None:
     try:
         seconds = training_seconds(str(time_limit)) if time_limit is not None else None
     except ValueError:
-        return None  # the schema refuses the limit, and says what is valid
+        return None  # the schema refuses the limit
     return format_days(seconds) if seconds is not None else None
 
 
@@ -250,7 +250,7 @@ def _gpu_gres(gpus: Any, default: int) -> str:
     return f"gpu:{default if gpus is None else gpus}"
 
 
-def with_gpus(gres: str, gpus: int) -> str:
+def replace_gpus(gres: str, gpus: int) -> str:
     """Return a request for GPUs with another number of them; one for something else as it is."""
     return _GPU_GRES.sub(rf"\g<1>:{gpus}", gres, count=1)
 

@@ -30,12 +30,12 @@ from launcher.config.overrides import (
     NoSuchChoice,
     Override,
     choice_hint,
-    for_shell,
+    find_nearest_choice,
     hydra_value,
     is_text,
-    nearest_choice,
     options_of,
     parse_override,
+    quote_for_shell,
 )
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.secrets import NEMO_NODES, Placeholder, placeholder_in
@@ -46,8 +46,8 @@ from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest, 
 from launcher.runs.paths import display_path
 from launcher.slurm.sbatch_options import key_hint
 
-_OPEN = ("image.versions",)  # what a template of the user's own may build
-# Mappings that a site fills with its own figures, which have shapes of their own.
+_OPEN = ("image.versions",)  # a template of the user's own may build others
+# Mappings that a site fills with its own figures, checked elsewhere.
 _SITES = ("estimates.attained", "cluster.gpu_types")
 
 # What Hydra's grammar takes for a key, or for a group.
@@ -77,7 +77,7 @@ class Attempt:
         return [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
 
     def takes(self, text: str) -> bool:
-        """Return True if an override that a hint proposes is accepted beside the choices."""
+        """Return True if an override that a hint proposes is accepted together with the choices."""
         try:
             self.check([*self.choices, text])
         except UserError as error:
@@ -104,21 +104,20 @@ class Attempt:
         return next((text for text in reversed(self.overrides) if parse_override(text).key == key), key)
 
     def no_choice(self, group: str, choice: str) -> NoSuchChoice:
-        """Return the error about a choice that its group does not have, with those that it has."""
+        """Return the error about an unknown choice of a group, with the valid ones."""
         hint = way(group, choice) or choice_hint(choice, options_of(group, self.trees.roots))
         return NoSuchChoice(group, choice, hint)
 
 
 def _keys_of(mapping: Any) -> list[str]:
-    """Return all keys of a mapping, each with its parents."""
     paths = [path for path, _ in nodes(mapping) if path]
     return [".".join(map(str, path)) for path in paths if not any(isinstance(part, int) for part in path)]
 
 
 def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
-    """Say what all mistakes of a command line are; ``None`` if there was none, but a mistake of ours.
+    """Explain all mistakes of a command line; return ``None`` if the mistake is ours.
 
-    The composition is tried again without the overrides that are wrong, for as long as there are others.
+    The composition is tried again without the wrong overrides, for as long as there are others.
     """
     mistakes: list[UserError] = []
     left = list(attempt.overrides)
@@ -133,19 +132,19 @@ def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
             last = explain(error, rest)
         if last is None:
             break
-        # A value that was taken away is not missing, and one that was put in its place is not the user's.
+        # A removed value is not missing, and its replacement is not the user's.
         ours = {mistake.key for mistake in mistakes}
         mistakes += [mistake for mistake in last.mistakes if mistake.key not in ours]
-        if (remaining := _without_fault(last, left, attempt)) == left:
+        if (remaining := _drop_fault(last, left, attempt)) == left:
             break
         left = remaining
     if len(mistakes) < 2:
         return next(iter(mistakes), None)
-    return Mistakes(_in_order(mistakes, attempt.overrides))
+    return Mistakes(_sort_mistakes(mistakes, attempt.overrides))
 
 
-def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt) -> list[str]:
-    """Remove the overrides that an error is about, if it is about any."""
+def _drop_fault(error: UserError, overrides: Sequence[str], attempt: Attempt) -> list[str]:
+    """Remove the overrides that caused an error, if any did."""
     keys = {mistake.key for mistake in error.mistakes if mistake.key}
     if "stages" in keys:  # they decide which keys there are
         return list(overrides)
@@ -155,7 +154,7 @@ def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt)
         if not any(_sets(item, key) for key in keys):
             rest.append(text)
         elif item.key in GROUPS and item.value is not None:
-            near = nearest_choice(item.value, options_of(item.key, attempt.trees.roots))
+            near = find_nearest_choice(item.value, options_of(item.key, attempt.trees.roots))
             rest += [f"{item.key}={near}"] if near and near != item.value else []
     return [*rest, *(f"++{item.key}=0" for item in error.mistakes if isinstance(item, MissingValue))]
 
@@ -164,7 +163,7 @@ def _sets(override: Override, key: str) -> bool:
     return override.key == key or (not override.is_choice and key.startswith(f"{override.key}."))
 
 
-def _in_order(mistakes: Sequence[UserError], overrides: Sequence[str]) -> list[UserError]:
+def _sort_mistakes(mistakes: Sequence[UserError], overrides: Sequence[str]) -> list[UserError]:
     """Sort mistakes in the order of the command line; those of files come last."""
     items = [parse_override(text) for text in overrides]
 
@@ -176,7 +175,7 @@ def _in_order(mistakes: Sequence[UserError], overrides: Sequence[str]) -> list[U
 
 
 def explain(error: Exception, attempt: Attempt) -> UserError | None:
-    """Say what the user's mistake was; ``None`` if it was not one, but a mistake of ours."""
+    """Explain the user's mistake; return ``None`` if the mistake is ours."""
     if attempt.is_launch and (of_nemo := _nemo_root(attempt.trees.roots)) is not None:
         return of_nemo
     of_root = _mistakes_of_root(attempt.trees.roots) if attempt.is_launch else []
@@ -185,10 +184,10 @@ def explain(error: Exception, attempt: Attempt) -> UserError | None:
     if isinstance(error, NoSuchChoice):
         return attempt.no_choice(error.group, error.choice)
     if isinstance(error, NotApplied):
-        mistakes = [mistake for fault in error.faults for mistake in _fault(fault, attempt).mistakes]
+        mistakes = [mistake for fault in error.faults for mistake in _explain_fault(fault, attempt).mistakes]
         return Mistakes(list({mistake.key: mistake for mistake in mistakes}.values()))
     if isinstance(error, MissingConfigException):
-        return _missing_file(error, attempt)
+        return _explain_missing_file(error, attempt)
     if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
         return _explain_value(error.__cause__, attempt.keys)
     if isinstance(error, OmegaConfBaseException):
@@ -199,11 +198,11 @@ def explain(error: Exception, attempt: Attempt) -> UserError | None:
     return error if isinstance(error, UserError) else None
 
 
-def _fault(fault: Fault, attempt: Attempt) -> UserError:
+def _explain_fault(fault: Fault, attempt: Attempt) -> UserError:
     """Explain why an override cannot be applied."""
     text, override = fault.text, fault.parsed
     if override is None:
-        return _not_parsed(text)
+        return _explain_unparsed(text)
     key, value = override.key_or_group, parse_override(text).value or ""
     if override.is_sweep_override():
         if key in GROUPS:
@@ -211,24 +210,24 @@ def _fault(fault: Fault, attempt: Attempt) -> UserError:
         if override.value_type != ValueType.SIMPLE_CHOICE_SWEEP:
             return setting_error(f"{escape(text)}: sweeps are not supported: one launch has one value")
         if attempt.keys and key not in attempt.keys and not is_text(parse_override(text)):
-            return _unknown_key(key, attempt)
+            return _explain_unknown_key(key, attempt)
         hints = {
-            f"{key}=[{value}]": f"a list: {for_shell(f'{key}=[{value}]')}",
-            f"{key}={hydra_value(value)}": _quoted(key, value),
+            f"{key}=[{value}]": f"a list: {quote_for_shell(f'{key}=[{value}]')}",
+            f"{key}={hydra_value(value)}": _hint_quotes(key, value),
         }
         is_number = isinstance(OmegaConf.select(attempt.tree or DictConfig({}), key), int | float)
         taken = [hint for way, hint in hints.items() if not is_number and attempt.takes(way)]
         hint = "\n".join(taken) or "one launch for each value: slipway sweep"
         return setting_error(f"{escape(text)}: several values for one key", hint)
     if override.is_delete():
-        return _not_deleted(text, key, attempt)
+        return _explain_undeleted(text, key, attempt)
     if isinstance(fault.error, ConfigKeyError | ConfigAttributeError):
-        return _unknown_key(key, attempt)
+        return _explain_unknown_key(key, attempt)
     assert isinstance(fault.error, OmegaConfBaseException)
     return _explain_value(fault.error, attempt.keys)
 
 
-def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
+def _explain_missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
     name = error.missing_cfg_file or ""
     parsed = [parse_override(text) for text in attempt.overrides]
     group = next((item.key for item in parsed if name.startswith(f"{item.key}/")), name.partition("/")[0])
@@ -238,7 +237,7 @@ def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
     if is_requested or parent is None or parent[1] == "config" or group == name:
         return attempt.no_choice(group, choice)
     options = options_of(group, attempt.trees.roots)
-    near = nearest_choice(choice, options) or ""
+    near = find_nearest_choice(choice, options) or ""
     return UserError(
         f"{escape(name)}: there is no such file to build on",
         source=locate_text(parent[1], name.rpartition("/")[2], attempt.trees.roots),
@@ -247,7 +246,7 @@ def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
     )
 
 
-def _not_parsed(text: str) -> UserError:
+def _explain_unparsed(text: str) -> UserError:
     """Explain an override that is not in Hydra's grammar."""
     override = parse_override(text)
     if not _KEY.fullmatch(override.key) or override.value is None:
@@ -262,31 +261,36 @@ def _not_parsed(text: str) -> UserError:
     elif value.startswith(("[", "{")):
         what, hint = "Hydra cannot read this", "a list is [a, b], a mapping {key: value}"
     elif value.startswith(("'", '"')) or value.count("${") > value.count("}"):
-        what, hint = "a quote or an interpolation is not closed", _quoted(override.key, value)
+        what, hint = "a quote or an interpolation is not closed", _hint_quotes(override.key, value)
     else:
-        what, hint = "a character in this value means something else to Hydra", _quoted(override.key, value)
+        what, hint = (
+            "a character in this value means something else to Hydra",
+            _hint_quotes(override.key, value),
+        )
     return UserError(f"{escape(text)}: {what}", key=override.key, hint=hint)
 
 
-def _quoted(key: str, value: str) -> str:
+def _hint_quotes(key: str, value: str) -> str:
     text = value.strip("'\"") if value.startswith(("'", '"')) else value
-    return f"if it is text, quote it twice: {for_shell(f'{key}={hydra_value(text)}')}"
+    return f"if it is text, quote it twice: {quote_for_shell(f'{key}={hydra_value(text)}')}"
 
 
-def _unknown_key(key: str, attempt: Attempt) -> UserError:
+def _explain_unknown_key(key: str, attempt: Attempt) -> UserError:
     tree = attempt.tree
     if any(f"{key}.".startswith(f"{site}.") for site in _SITES):
         text = attempt.override_of(key)
         added = f"+{key}={parse_override(text).value or '...'}"
-        message = f"{escape(text)}: not all of it is there yet, and what is new is added with +"
-        return UserError(message, key=key, hint=f"to add it: {for_shell(added) if ' ' in added else added}")
-    within = _unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
+        message = f"{escape(text)}: a part of this key is new, and new keys are added with +"
+        return UserError(
+            message, key=key, hint=f"to add it: {quote_for_shell(added) if ' ' in added else added}"
+        )
+    within = _find_unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
     if within:
-        return Mistakes([_no_such_key(inner, inner, attempt) for inner in within])
-    return _no_such_key(key, attempt.override_of(key), attempt)
+        return Mistakes([_explain_no_such_key(inner, inner, attempt) for inner in within])
+    return _explain_no_such_key(key, attempt.override_of(key), attempt)
 
 
-def _unknown_within(key: str, attempt: Attempt) -> list[str]:
+def _find_unknown_within(key: str, attempt: Attempt) -> list[str]:
     """Return the keys of a mapping on the command line that the tree does not have."""
     value = parse_override(attempt.override_of(key)).value or ""
     try:
@@ -295,11 +299,11 @@ def _unknown_within(key: str, attempt: Attempt) -> list[str]:
         return []
     below = [f"{key}.{inner}" for inner in _keys_of(mapping)] if isinstance(mapping, dict) else []
     unknown = [inner for inner in below if inner not in attempt.keys]
-    # Of a key that is not there, those below it are none either.
+    # An unknown key is reported without the keys below it.
     return [inner for inner in unknown if inner.rpartition(".")[0] not in unknown]
 
 
-def _no_such_key(key: str, text: str, attempt: Attempt) -> UserError:
+def _explain_no_such_key(key: str, text: str, attempt: Attempt) -> UserError:
     parent, _, name = key.rpartition(".")
     tree, start = attempt.tree, f"{escape(text)}: there is no such key"
     if tree is None:
@@ -315,10 +319,10 @@ def _no_such_key(key: str, text: str, attempt: Attempt) -> UserError:
         if key.startswith("image.") and attempt.is_launch:
             hint = f"keys of a recipe go to `slipway image build NAME {escape(attempt.override_of(key))}`"
         return UserError(start, key=key, hint=hint)
-    return UserError(start, key=key, hint=_near_keys(parent, name, [str(child) for child in node], attempt))
+    return UserError(start, key=key, hint=_hint_keys(parent, name, [str(child) for child in node], attempt))
 
 
-def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -> str:
+def _hint_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -> str:
     if parent == "cluster" and (option := key_hint(name)):
         return option
     hint = did_you_mean(name, valid, MOST_KEYS) or "it holds no keys yet"
@@ -343,9 +347,9 @@ def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -
     return hint
 
 
-def _not_deleted(text: str, key: str, attempt: Attempt) -> UserError:
+def _explain_undeleted(text: str, key: str, attempt: Attempt) -> UserError:
     if "=" in text and attempt.tree is not None and OmegaConf.select(attempt.tree, key) is not None:
-        drop = f"to drop the key whatever its value: ~{key}"
+        drop = f"to drop the key with any value: ~{key}"
         return UserError(f"{escape(text)}: the key has another value", key=key, hint=drop)
     if key in attempt.keys:
         return UserError(f"~{escape(key)}: it is null already", key=key, hint="there is nothing to drop")
@@ -361,12 +365,12 @@ def _explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserEr
     if match := re.search(r"Missing mandatory value: ([\w.]+)", message):
         return MissingValue(key if isinstance(error, MissingMandatoryValue) else match[1])
     if isinstance(error, InterpolationKeyError):
-        return _no_such_reference(key, message, keys)
+        return _explain_reference(key, message, keys)
     if match := re.search(r"Unsupported interpolation type (\S+)", message):
         valid = did_you_mean(match[1], (*RESOLVERS, "oc.decode", "oc.select"))
         return UserError(f"{start}there is no resolver {match[1]!r}", key=key, hint=valid)
     if "Recursive interpolation" in message:
-        return UserError(f"{start}it refers to itself", key=key, hint="give it a value of its own")
+        return UserError(f"{start}it refers to itself", key=key, hint="give it a value")
     if match := re.search(r"node `([^`]*)` is not a container", message):
         return UserError(f"{match[1]}: expected keys below it, not a value", key=match[1])
     if "Cannot merge DictConfig with ListConfig" in message:
@@ -378,7 +382,7 @@ def _explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserEr
     return UserError(f"{start}{escape(message[:1].lower() + message[1:])}", key=key or None, hint=hint)
 
 
-def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError:
+def _explain_reference(key: str, message: str, keys: Sequence[str]) -> UserError:
     start = escape(key)
     match = re.search(r"Interpolation key '([^']*)' not found", message)
     name = match[1] if match else ""
@@ -403,18 +407,18 @@ _LISTED = 12  # missing keys that one message names
 
 
 def _mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
-    """Return what is wrong with the root files of the user's own trees, down to the first that is whole."""
+    """Return the mistakes in the root files of the user's own trees, down to the first complete one."""
     mistakes: list[UserError] = []
     for path in (file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()):
         try:
             node = yaml.compose(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):  # told by others
+        except (OSError, ValueError, yaml.YAMLError):  # reported elsewhere
             break
         if not isinstance(node, yaml.MappingNode):
             break
-        mistakes += _unknown(path, node, roots)
+        mistakes += _find_unknown(path, node, roots)
         if not _builds_on_next(node):
-            return [*mistakes, *_missing(path, node, roots[-1] / f"{MAIN}.yaml")]
+            return [*mistakes, *_find_missing(path, node, roots[-1] / f"{MAIN}.yaml")]
     return mistakes
 
 
@@ -423,25 +427,25 @@ def _builds_on_next(node: yaml.MappingNode) -> bool:
     return any(getattr(entry, "value", None) == MAIN for entries in lists for entry in entries)
 
 
-def _unknown(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
+def _find_unknown(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
     """Yield a mistake for each unknown group and each unknown key of a root file."""
     for name, choice, line in _choices(node):
         known = name in GROUPS or name.startswith("hydra/") or any((root / name).is_dir() for root in roots)
         if not known and choice not in ("null", "~", ""):
-            yield _unknown_entry(path, line, name, f"{name}={choice}: there is no such group", GROUPS)
+            yield _explain_unknown_entry(path, line, name, f"{name}={choice}: there is no such group", GROUPS)
     for key, _ in node.value:
         if key.value not in (*RunConfig.model_fields, "defaults", "hydra"):
             text, line = f"{key.value}: there is no such key", key.start_mark.line + 1
-            yield _unknown_entry(path, line, key.value, text, RunConfig.model_fields)
+            yield _explain_unknown_entry(path, line, key.value, text, RunConfig.model_fields)
 
 
-def _unknown_entry(path: Path, line: int, name: str, text: str, valid: Iterable[str]) -> UserError:
+def _explain_unknown_entry(path: Path, line: int, name: str, text: str, valid: Iterable[str]) -> UserError:
     near = did_you_mean(name, valid, MOST_KEYS) or ""
     hint = way(name) or (near if near.startswith("did") else f"remove this line; {near}")
     return UserError(escape(text), source=f"from {escape(display_path(path))}:{line}", hint=hint)
 
 
-def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserError]:
+def _find_missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserError]:
     present = {key.value for key, _ in node.value} | {name for name, _, _ in _choices(node)}
     needed = [name for name, field in RunConfig.model_fields.items() if field.is_required()]
     missing = [name for name in dict.fromkeys((*GROUPS, *needed)) if name not in present]
@@ -459,7 +463,9 @@ def _nemo_root(roots: Sequence[Path]) -> UserError | None:
     if path is None or not re.search(r"^training_config:", path.read_text(errors="replace"), re.MULTILINE):
         return None
     message = f"{escape(display_path(path))}: the root of a NeMo launcher's tree"
-    return UserError(message, hint=f"slipway adopt {for_shell(display_path(path.parent))} makes one of ours")
+    return UserError(
+        message, hint=f"slipway adopt {quote_for_shell(display_path(path.parent))} makes one of ours"
+    )
 
 
 def _choices(node: yaml.MappingNode) -> Iterator[tuple[str, str, int]]:

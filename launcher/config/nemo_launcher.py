@@ -37,7 +37,7 @@ STAGES: Mapping[str, str] = {
     "quality_filtering": _CURATOR,
 }
 
-# How to do here what a choice of a group of the same name did there, such as conversion=gpt3/convert_gpt3.
+# How to replace a choice of a group of the same name, such as conversion=gpt3/convert_gpt3.
 _CHOICES: Mapping[str, str] = {
     "data_preparation": "data_preparation=jsonl data_preparation.inputs=[URL, …] fetches and tokenizes",
     "conversion": "conversion=nemo makes the .nemo file that the NeMo launcher made",
@@ -77,13 +77,13 @@ OTHER_SCRIPTS: Mapping[str, str] = {
 }
 
 
-def other_script(family: str) -> str:
+def describe_other_script(family: str) -> str:
     """Return how to run the script of a family that no engine of ours trains."""
     return _SCRIPT.format(f"NeMo/examples/{OTHER_SCRIPTS[family]}")
 
 
 def way(key: str, choice: str = "") -> str | None:
-    """Return how to do here what a key, stage or choice of the NeMo launcher did; ``None`` if it has none."""
+    """Return how to replace a key, stage or choice of the NeMo launcher; ``None`` if it is unknown."""
     name = key.removesuffix("_config")
     of_choice = _CHOICES.get(key) if "/" in choice else None
     return _KEYS.get(key) or STAGES.get(name) or of_choice

@@ -14,15 +14,15 @@ from pathlib import Path
 from launcher.config.nemo_launcher import way
 from launcher.errors import UserError, did_you_mean, escape, literal, nearest, shortened
 
-# Each stage has a configuration group of its own name.
+# Each stage has a configuration group of the same name.
 STAGES = ("data_preparation", "training", "conversion", "evaluation", "workspace", "command")
 GROUPS = ("cluster", *STAGES)
-# Further groups that a stage needs: a workspace is what a training would see of its node.
+# Further groups that a stage needs: a workspace has the environment of a training.
 _REQUIRED_GROUPS = {"workspace": ("training",)}
 # The file that a launch is composed from.
 MAIN = "config"
 
-# Keys whose values are text whatever they look like: variables, and images such as nvcr.io#nvidia/nemo:25.07.
+# Keys with values that are always text: variables, and images such as nvcr.io#nvidia/nemo:25.07.
 _TEXTS = re.compile(
     r"(((cluster|command)\.)?env_(vars|expand)(\..*)?|stage_cluster\.\w+\.env_(vars|expand)\..+|env_files(\..*)?"
     r"|((cluster|workspace|command)\.)?container"
@@ -43,7 +43,7 @@ _LISTS = re.compile(
 _ARGUMENTS = re.compile(r".*\.(srun_args|task_prefix)$")
 _PLAIN_LIST = re.compile(r"""\[(?P<items>[^'"\[\]{}\\$]*)\]""")
 
-# Mappings whose keys are the user's, and a key that the tree does not show: a new one needs no `+`.
+# Mappings with the user's keys, and a key that the tree does not show: a new one needs no `+`.
 _OPEN = re.compile(
     r"(((cluster|command)\.)?env_(vars|expand)|env_files|cluster\.(sbatch|spank)|stage_cluster|image\.(env|labels)"
     r"|training\.resume\.accept_data)(\..*)?$",
@@ -101,31 +101,31 @@ def hydra_value(value: str) -> str:
     """
     if value == "???":  # OmegaConf's word for a value that is missing
         return r"""'${oc.decode:"\'???\'"}'"""
-    # A backslash is itself, except in front of what would end the text or start an interpolation.
-    text = without_interpolation(value)
+    # A backslash is literal, except before the end of the text or the start of an interpolation.
+    text = escape_interpolation(value)
     text = re.sub(r"(\\*)'", r"\1\1\\'", text)
     text = re.sub(r"(\\+)$", r"\1\1", text) if text.endswith("\\") else text
     return f"'{text}'"
 
 
-def for_shell(text: str) -> str:
+def quote_for_shell(text: str) -> str:
     """Quote for the shell; what Hydra sees as quoted already is easier to read in double quotes."""
     return shlex.quote(text) if re.search(r'["$`!\\]', text) or "'" not in text else f'"{text}"'
 
 
 def typed_override(key: str, text: str) -> str:
-    """Return what to type in a shell for a key to get a text, whatever that holds."""
+    """Return the shell word that sets a key to any text."""
     is_plain = re.fullmatch(r"[\w./:@%+|-]+", text, re.ASCII) and text.lower() != "null"
-    return for_shell(f"{key}={text if is_plain else hydra_value(text)}")
+    return quote_for_shell(f"{key}={text if is_plain else hydra_value(text)}")
 
 
-def without_interpolation(text: str) -> str:
+def escape_interpolation(text: str) -> str:
     """Escape ``${``, so that OmegaConf leaves it as it is."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
-def for_hydra(texts: Sequence[str], primary: str = MAIN) -> list[str]:
-    """Return the overrides in Hydra's syntax; raise UserError if one has not the form of an override."""
+def convert_for_hydra(texts: Sequence[str], primary: str = MAIN) -> list[str]:
+    """Return the overrides in Hydra's syntax; raise UserError for a malformed one."""
     parsed = [parse_override(text) for text in texts]
     typed = keys_for_hydra(parsed)
     if primary != MAIN:
@@ -138,20 +138,20 @@ def for_hydra(texts: Sequence[str], primary: str = MAIN) -> list[str]:
 
 
 def keys_for_hydra(parsed: Sequence[Override]) -> list[str]:
-    """Return the overrides of keys in Hydra's syntax; raise UserError if one is none by its form."""
+    """Return the overrides of keys in Hydra's syntax; raise UserError for a malformed one."""
     for override in parsed:
         _check_form(override)
-    return [_as_typed(override) for override in parsed]
+    return [_format_typed(override) for override in parsed]
 
 
 def skipped_groups(overrides: Sequence[Override]) -> list[str]:
     """Return the groups of the stages that are not requested, which are not composed."""
-    stages = requested_stages(overrides)
+    stages = find_requested_stages(overrides)
     needed = {*stages, *(group for stage in stages for group in _REQUIRED_GROUPS.get(stage, ()))}
     return [stage for stage in STAGES if stage not in needed]
 
 
-def requested_stages(overrides: Sequence[Override]) -> list[str]:
+def find_requested_stages(overrides: Sequence[Override]) -> list[str]:
     """Read the stages from the overrides: which groups to compose depends on them."""
     requested = ["training"]
     text = "stages=[training]"
@@ -176,19 +176,19 @@ def is_text(override: Override) -> bool:
     return is_arguments or bool(_TEXTS.match(key) or _OPEN.match(key))
 
 
-# The GPUs of a node, and what follows them: each key with those that would set it as well.
+# The GPUs of a node, and the keys that follow them, each with those that would set it as well.
 NODE_GPUS = "cluster.gpus_per_node"
 DEVICES, GRES = "training.trainer.devices", "cluster.gres"
 _FOLLOWING = {DEVICES: (DEVICES, "training.trainer"), GRES: (GRES,)}
 
 
 def is_derived_from_gpus(key: str, overrides: Sequence[Override]) -> bool:
-    """Tell whether a value follows the GPUs of a node, because the user typed these and not the value."""
+    """Return True if a value follows the GPUs of a node: the user typed these and not the value."""
     typed = {override.key for override in overrides if override.sign != "~"}
     return key in _FOLLOWING and NODE_GPUS in typed and typed.isdisjoint(_FOLLOWING[key])
 
 
-def _as_typed(override: Override) -> str:
+def _format_typed(override: Override) -> str:
     """Return the override as Hydra is to read it.
 
     Text is quoted: Hydra would read 1.10 as 1.1 and 0022 as 22, and no ``#`` at all. ``+`` becomes ``++``, so
@@ -200,7 +200,7 @@ def _as_typed(override: Override) -> str:
     if override.is_choice:
         return f"{key}={value}" if sign else override.text
     if _LISTS.match(key):
-        value = _as_list(key, value)
+        value = _quote_items(key, value)
     elif value.startswith("~/") or (
         _TEXTS.match(key) and key not in _OPEN_TEXTS and not _HYDRA_READS.fullmatch(value)
     ):
@@ -210,7 +210,7 @@ def _as_typed(override: Override) -> str:
     return f"{'++' if sign or _OPEN.match(key) else ''}{key}={value}"
 
 
-def _as_list(key: str, value: str) -> str:
+def _quote_items(key: str, value: str) -> str:
     """Quote the items of a list of text, and arguments that were given as one text."""
     match = _PLAIN_LIST.fullmatch(value)
     if match:
@@ -246,7 +246,7 @@ def _check_form(override: Override) -> None:
 
 
 def _check_choice(override: Override, skipped: Sequence[str]) -> None:
-    """Refuse what Hydra would take for a choice, and is none."""
+    """Refuse a text that Hydra would mistake for a choice."""
     value = override.value or ""
     needed = override.key not in skipped
     if override.sign == "~" or (value.lower() == "null" and not needed):
@@ -293,24 +293,23 @@ def about(group: str, choice: str, roots: Sequence[Path]) -> str | None:
 
 def choice_hint(choice: str, options: Sequence[str]) -> str:
     """Suggest the nearest choice, and list those of the same family, or all."""
-    near = _of_its_family(choice, options)
+    near = _select_family(choice, options)
     listing = f"valid: {', '.join(near) or 'none'}"
-    # A family, or a part of files (`_base`), is near to all of them and to none.
+    # A family, or a part of files (`_base`), is no nearer to one than to another.
     is_part = "/_" in f"/{choice}"
     is_family = any(name.startswith(f"{choice}/") for name in near)
     suggestions = [] if is_part or is_family else _nearest(choice, near)
     return f"did you mean {' or '.join(map(repr, suggestions))}? {listing}" if suggestions else listing
 
 
-def _of_its_family(choice: str, options: Sequence[str]) -> list[str]:
-    """Return the choices of the same family, or else all."""
+def _select_family(choice: str, options: Sequence[str]) -> list[str]:
     family = choice.split("/")[0]
     return [name for name in options if name.startswith(f"{family}/")] or list(options)
 
 
-def nearest_choice(choice: str, options: Sequence[str]) -> str | None:
+def find_nearest_choice(choice: str, options: Sequence[str]) -> str | None:
     """Return the choice that is most likely meant, of the same family where there is one."""
-    near = _of_its_family(choice, options)
+    near = _select_family(choice, options)
     candidates = [*_nearest(choice, near), *(near if len(near) < len(options) else [])]
     return candidates[0] if candidates else None
 

@@ -107,7 +107,7 @@ class ClusterConfig(StrictModel, QueueFlags):  # type: ignore[misc]  # by its co
 
 
 @cache
-def _any_of_the_cluster() -> type[BaseModel]:
+def _make_stage_changes() -> type[BaseModel]:
     """Make all of the cluster's keys optional; unknown keys are refused in the merged cluster."""
     fields: dict[str, Any] = {
         name: (field.rebuild_annotation(), None) for name, field in ClusterConfig.model_fields.items()
@@ -118,7 +118,7 @@ def _any_of_the_cluster() -> type[BaseModel]:
 def _changes(value: Any) -> Any:
     # Here already, where a number for a text can be read as it was written.
     if isinstance(value, dict) and value:
-        _any_of_the_cluster().model_validate(value)
+        _make_stage_changes().model_validate(value)
     return value
 
 
@@ -129,8 +129,8 @@ StageChanges = Annotated[dict[str, Any], BeforeValidator(_changes)]
 class ContainerOptions(Section):
     """Options of a container; ``None`` leaves them to the site's `enroot.conf` and `plugstack.conf`.
 
-    `stage_to` is a directory of each node's own that the image file is copied to before the tasks start;
-    `gpu_flag` is what makes the GPUs visible where Apptainer, or Singularity, starts the tasks.
+    `stage_to` is a node-local directory that the image file is copied to before the tasks start;
+    `gpu_flag` makes the GPUs visible where Apptainer, or Singularity, starts the tasks.
     """
 
     runtime: Literal["pyxis", "apptainer", "singularity"] = "pyxis"
@@ -194,7 +194,7 @@ class Assumptions(Section):
     """The user's settings of the estimates of time, cost and memory.
 
     `mfu` is a part of the GPUs' dense peak; `gpu_hour_price` is of one GPU; `memory_margin` is the part of a
-    GPU's memory that the estimate has no say in; `attained` changes constants of the speed model
+    GPU's memory to leave free; `attained` changes constants of the speed model
     (launcher/attained.py).
     """
 
@@ -207,7 +207,7 @@ class Assumptions(Section):
 class RunConfig(StrictModel):
     """The whole configuration of one launch, checked.
 
-    The nodes of stages are ``None`` unless their stage was asked for; a workspace has a training beside it.
+    The nodes of stages are ``None`` unless their stage is requested; a workspace also has a training.
     """
 
     stages: list[str] = Field(min_length=1)

@@ -20,12 +20,12 @@ from launcher.errors import UserError, escape, setting, shortened
 from launcher.secrecy import (
     MASK,
     Known,
+    collect_known_values,
     hidden,
     is_exported,
     is_file_key,
     is_secret_key,
     is_secret_name,
-    known_values,
     printable,
     referred_variables,
     secret_items,
@@ -41,15 +41,15 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def check_secrets(config: BaseModel) -> None:
-    """Raise UserError for a secret among the values, with its key and what to give in its place."""
-    known, values = known_values(), list(values_of(config.model_dump(exclude_unset=True)))
+    """Raise UserError for a secret among the values, with its key and an alternative."""
+    known, values = collect_known_values(), list(values_of(config.model_dump(exclude_unset=True)))
     for key, value in values:
         if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
             _check(key, value, known)
     for key, items in values:
         if isinstance(items, list | tuple):
             for secret in secret_items(items, known).values():
-                raise _refusal(key, f"it has {secret.what}", secret.variable or _variable_of(key))
+                raise _refusal(key, f"it has {secret.what}", secret.variable or _suggest_variable(key))
 
 
 def check_references(references: Mapping[str, str]) -> None:
@@ -66,14 +66,14 @@ def check_texts(texts: Mapping[Path, str], origin: str) -> None:
                 where = f"{origin}: line {number} of {path.name}"
                 raise UserError(
                     f"{where}: a secret must not be written into a script: it has {secret.what}",
-                    hint=_in_a_file(secret.variable or "A_TOKEN"),
+                    hint=_suggest_file(secret.variable or "A_TOKEN"),
                 )
 
 
 def secret_references(tree: DictConfig, resolved: Any) -> dict[str, str]:
-    """Return the keys of a tree whose values refer to variables with a secret's name, and the variables.
+    """Return the keys of values that refer to variables with a secret's name, and the variables.
 
-    A reference that comes to nothing is none: ``${oc.env:WANDB_API_KEY,null}`` where that is not set.
+    A reference with an empty result does not count: ``${oc.env:WANDB_API_KEY,null}`` with no such variable.
     """
     references: dict[str, str] = {}
     for path, written in nodes(OmegaConf.to_container(tree)):
@@ -95,19 +95,19 @@ def values_of(node: Any) -> Iterator[tuple[str, Any]]:
 def _check(key: str, value: str | int, known: Known) -> None:
     name = key.rpartition(".")[2]
     if is_secret_key(key) and not is_file_key(key):
-        raise _refusal(key, None, _variable_of(key))
+        raise _refusal(key, None, _suggest_variable(key))
     # A name may be a secret as well: a mapping's keys are the user's.
     secrets = secrets_in(name, known=known)
     if isinstance(value, str):
         secrets += secrets_in(value, key, known=known)
     if secrets:
-        variable = secrets[0].variable or _variable_of(key)
+        variable = secrets[0].variable or _suggest_variable(key)
         listed = is_exported(str(value), key)
-        further = f"what is no secret: env_vars.{variable}=..." if listed else None
+        further = f"if it is no secret: env_vars.{variable}=..." if listed else None
         raise _refusal(key, f"it has {secrets[0].what}", variable, further)
 
 
-def _variable_of(key: str) -> str:
+def _suggest_variable(key: str) -> str:
     """Return the variable that a key's value would be read from instead."""
     *parents, name = key.split(".")
     if "wandb_logger_kwargs" in (*parents, name):
@@ -129,11 +129,11 @@ def _refusal(key: str, what: str | None, variable: str, further: str | None = No
     return UserError(
         f"{printed}: a secret must not be written into {file}{because}",
         key=key,
-        hint="\n".join(filter(None, [_in_a_file(variable), further])),
+        hint="\n".join(filter(None, [_suggest_file(variable), further])),
     )
 
 
-def _in_a_file(variable: str) -> str:
+def _suggest_file(variable: str) -> str:
     return f"keep it in a file that only you can read: env_files={{{variable}: /path/of/the/file}}"
 
 
@@ -148,7 +148,7 @@ _ANYWHERE = (
     r"(?<![A-Za-z0-9])(?i:your)[-_][\w.-]+",
     r"(?:^|(?<=[/:,=]))/?path/to(?=/|$)",
 )
-# In the keys that are ours, whose values are names and paths.
+# In our own keys, with names and paths as values.
 _IN_NAMES = (
     r"<[A-Za-z][\w .-]{2,}>",
     r"\{\{\s*[\w. ]+?\s*\}\}",
@@ -179,7 +179,7 @@ class Placeholder(UserError):
 
 
 def placeholders_in(node: Mapping[str, Any], sources: Sources) -> list[Placeholder]:
-    """Return a mistake for each value in which a placeholder was left, but not for references to one."""
+    """Return a mistake for each value with a placeholder, but not for references to one."""
     left = [
         Placeholder(key, value, text)
         for key, value in values_of(node)
@@ -187,18 +187,17 @@ def placeholders_in(node: Mapping[str, Any], sources: Sources) -> list[Placehold
     ]
     if len(left) < 2:
         return left
-    written = [mistake for mistake in left if _stands_there(mistake, sources)]
+    written = [mistake for mistake in left if _is_written_there(mistake, sources)]
     names = {mistake.text for mistake in written}
     return [mistake for mistake in left if mistake in written or mistake.text not in names]
 
 
-def _stands_there(mistake: Placeholder, sources: Sources) -> bool:
+def _is_written_there(mistake: Placeholder, sources: Sources) -> bool:
     text = sources.written(str(mistake.key), depth=0)
     return text is not None and (mistake.text in text or "oc.env" in text)
 
 
 def placeholder_in(key: str, value: str) -> str | None:
-    """Return the placeholder in the value of a key, if there is one."""
     match = _LIKELY.search(value)
     if match and _FREE.match(key):
         match = _CERTAIN.search(value)

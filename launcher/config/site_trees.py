@@ -19,8 +19,8 @@ MACHINE_TREE = Path("/etc/slipway/conf")
 _logger = logging.getLogger(__name__)
 
 
-def config_dirs_of(typed: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the trees that a command reads before ours, the first of which wins.
+def find_config_dirs(typed: Sequence[Path]) -> tuple[Path, ...]:
+    """Return the trees that a command reads before ours; the first one wins.
 
     Those of `--config-dir` come first, then those of the variable, then the machine's. Warn of trees that
     others may write; raise UserError for a directory of the variable that is not there.
@@ -58,7 +58,7 @@ def why_open(tree: Path) -> str | None:
             status, is_above = path.stat(), path in tree.parents
             if not is_above and status.st_uid not in (0, os.geteuid()):
                 return f"{path} belongs to {user_name(status.st_uid)}"
-            # Others may not replace what stands in a directory with the sticky bit.
+            # Others cannot replace files in a directory with the sticky bit.
             if status.st_mode & stat.S_IWOTH and not (is_above and status.st_mode & stat.S_ISVTX):
                 return f"everybody may write {path}"
     return None

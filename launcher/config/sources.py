@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.hydra_setup import find_file, hydra_of
+from launcher.config.hydra_setup import find_file, start_hydra
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
@@ -65,7 +65,7 @@ class Position(NamedTuple):
     value: str | None
 
 
-def _without_secrets(message: str, overrides: Sequence[str]) -> str:
+def _mask_secrets(message: str, overrides: Sequence[str]) -> str:
     """Mask the values of secrets in a message that quotes overrides, whole or in part."""
     for text in overrides:
         message = message.replace(escape(text), escape(redacted(text)))
@@ -78,7 +78,7 @@ def _without_secrets(message: str, overrides: Sequence[str]) -> str:
 class Sources:
     """The sources of the values of one composition; each file is read once.
 
-    `like` are those of a composition with the same choices, whose files are not read again.
+    `like` are those of a composition with the same choices, and save reading the files again.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Sources:
         for mistake in {error, *error.mistakes}:
             for part in ("message", "source", "hint"):
                 text = getattr(mistake, part)
-                setattr(mistake, part, text and _without_secrets(text, self._texts))
+                setattr(mistake, part, text and _mask_secrets(text, self._texts))
 
     def locate(self, key: str, depth: int = _REFERENCES_FOLLOWED) -> str | None:
         """Return ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nothing sets the key."""
@@ -156,7 +156,7 @@ class Sources:
 
 
 def _reference_in(setting: Override | Position | None) -> str | None:
-    """Return the key that a value in a file is only a reference to."""
+    """Return the key that a whole value in a file refers to."""
     match = _REFERENCE.fullmatch(setting.value or "") if isinstance(setting, Position) else None
     return match[1] if match else None
 
@@ -209,14 +209,13 @@ def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str 
     )
     if primary == MAIN:
         chosen += [f"~{group}" for group in skipped_groups(overrides)]
-    with hydra_of(roots) as loader:
+    with start_hydra(roots) as loader:
         defaults = loader.compute_defaults_list(primary, chosen, RunMode.RUN).defaults
     files = ((find_file(default.config_path, roots), default.package or "") for default in defaults)
     return [TreeFile(path, package) for path, package in files if path is not None]
 
 
 def _position(node: yaml.Node | None, file: TreeFile, key: str) -> Position | None:
-    """Return the place in a file that sets a key."""
     below = key if not file.package else key.removeprefix(f"{file.package}.")
     if file.package and below == key:
         return None

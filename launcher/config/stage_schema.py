@@ -1,4 +1,4 @@
-"""The nodes of the stages: what each of them is told, read strictly.
+"""The nodes of the stages, read strictly.
 
 `training.trainer`, `training.exp_manager` and `training.model` are NeMo's and pass through: copying NeMo's
 schema would rot.
@@ -28,7 +28,7 @@ _building = threading.RLock()
 
 
 @contextmanager
-def without_plugins() -> Iterator[None]:
+def disable_plugins() -> Iterator[None]:
     """Keep pydantic, which builds a model at its first use, from a search for plugins in all packages.
 
     One thread at a time: the variable is the whole process's.
@@ -50,7 +50,7 @@ class StrictModel(BaseModel):
     @classmethod
     def model_rebuild(cls, **options: Any) -> bool | None:
         """Build the model, as pydantic does at its first use."""
-        with without_plugins():
+        with disable_plugins():
             return super().model_rebuild(**options)
 
 
@@ -71,7 +71,7 @@ class StageConfig(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class StageSection:
-    """The node of a stage whose other keys the job reads again."""
+    """The node of a stage; the job reads its other keys again."""
 
     run: RunConfigNode
 
@@ -137,7 +137,7 @@ class EvaluationConfig(Evaluation, StageSection):
 
 
 class WorkspaceConfig(StageConfig):
-    """The `workspace` node: a shell on one node, with what a training would see there."""
+    """The `workspace` node: a shell on one node, in the environment of a training."""
 
     container: Line | None
     gpus: Whole | None = Field(ge=0)
@@ -146,7 +146,7 @@ class WorkspaceConfig(StageConfig):
 
 
 class CommandConfig(StageConfig):
-    """The `command` node: a program of the site's own."""
+    """The `command` node: a program of the site."""
 
     argv: list[Text] = Field(min_length=1)
     container: Line | None

@@ -1,7 +1,7 @@
 """Configurations as text: the YAML that a job reads, and the whole configuration stored with a launch.
 
-The stored one plans the launch again without the trees that it is from. Everything in it is resolved but what
-the environment keeps secret: that stays a reference, such as ``${oc.env:HF_TOKEN}``, and is looked up again.
+The stored one plans the launch again without its trees. Everything in it is resolved except the environment's
+secrets: these stay references, such as ``${oc.env:HF_TOKEN}``, and are looked up again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.overrides import without_interpolation
+from launcher.config.overrides import escape_interpolation
 from launcher.config.schema import RunConfig, parse
-from launcher.config.values import with_texts
+from launcher.config.values import map_texts
 from launcher.errors import UserError, escape
 from launcher.runs.manifest import parse_yaml
 from launcher.secrecy import hidden, is_secret_name
@@ -31,29 +31,29 @@ _HEADING = "# The whole configuration of this launch: `slipway render --launch-d
 
 
 def stored_text(config: RunConfig, environment: Mapping[str, str]) -> str:
-    """Return a configuration as YAML, in which the secrets of an environment are references to it."""
+    """Return a configuration as YAML, with references in place of an environment's secrets."""
     secrets = {
         name: value
         for name, value in environment.items()
         if len(value) >= _SHORTEST and _NAME.fullmatch(name) and is_secret_name(name)
     }
-    node = with_texts(config.model_dump(), lambda key, text: _kept(key, text, secrets))
+    node = map_texts(config.model_dump(), lambda key, text: _kept(key, text, secrets))
     # Not libyaml's dumper, which takes no path that is not UTF-8.
     return _HEADING + str(yaml.safe_dump(node, sort_keys=False))
 
 
 def read_stored(text: str, where: str, untrusted: str | None = None) -> RunConfig:
-    """Read a configuration; raise UserError if it is none, or refers to a variable that is not set.
+    """Read a configuration; raise UserError for another text, or a reference to an unset variable.
 
-    `untrusted` is who else could have written it: it may then refer to nothing, as what it refers to is the
-    caller's, and is printed.
+    `untrusted` names others who could have written it: references are refused then, as they would print the
+    caller's values.
     """
     try:
         node = parse_yaml(text)
         if not isinstance(node, dict):
             raise ValueError("it holds no keys")
         if untrusted is not None:
-            with_texts(node, lambda key, value: _require_text(key, value, where, untrusted))
+            map_texts(node, lambda key, value: _require_text(key, value, where, untrusted))
         if "${" in text:
             node = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
         return parse(RunConfig, node)
@@ -73,11 +73,11 @@ def _require_text(key: str, value: str, where: str, untrusted: str) -> str:
 
 def _kept(key: str, text: str, secrets: Mapping[str, str]) -> str:
     """Return a value for storage: secrets of the environment as references, others masked."""
-    escaped = without_interpolation(text)
+    escaped = escape_interpolation(text)
     for name, value in secrets.items():
         if value in text and (value == text or len(value) >= _SHORTEST_WITHIN):
-            escaped = escaped.replace(without_interpolation(value), f"${{oc.env:{name}}}")
-    bare = _REFERENCE.sub("", escaped) if escaped != without_interpolation(text) else escaped
+            escaped = escaped.replace(escape_interpolation(value), f"${{oc.env:{name}}}")
+    bare = _REFERENCE.sub("", escaped) if escaped != escape_interpolation(text) else escaped
     return escaped if not bare or hidden(key, bare) == bare else str(hidden(key, escaped))
 
 

@@ -24,8 +24,8 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from launcher.config.hydra_setup import hydra_of
-from launcher.config.overrides import MAIN, NoSuchChoice, for_hydra
+from launcher.config.hydra_setup import start_hydra
+from launcher.config.overrides import MAIN, NoSuchChoice, convert_for_hydra
 from launcher.errors import Mistakes, UserError, escape, setting_error
 
 KeyPath = tuple[Any, ...]
@@ -38,7 +38,7 @@ _MOST_CHARACTERS = 1 << 22
 
 
 class MissingValue(UserError):
-    """A key that needs a value and has none."""
+    """A missing value of a key that needs one."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key}=???: a value is needed", key=key, hint=f"give one: {key}=...")
@@ -89,7 +89,7 @@ class ComposedTree:
                 raise
             key, *others = [".".join(map(str, path)) for path in circle]
             way = f", by way of {' and '.join(others)}" if others else ""
-            message, hint = f"{key}: it refers to itself{way}", "give it a value of its own"
+            message, hint = f"{key}: it refers to itself{way}", "give it a value"
             raise setting_error(message, hint, others) from error
 
 
@@ -101,8 +101,7 @@ class TreeComposer:
         self._pickled: dict[tuple[str, ...], bytes] = {}
 
     def compose(self, overrides: Sequence[str]) -> ComposedTree:
-        """Compose a tree by Hydra."""
-        composed = self._by_hydra(for_hydra(overrides, self.primary))
+        composed = self._by_hydra(convert_for_hydra(overrides, self.primary))
         OmegaConf.set_struct(composed.tree, False)
         return composed
 
@@ -127,9 +126,9 @@ class TreeComposer:
         return composed
 
     def _sorted(self, overrides: Sequence[str]) -> tuple[list[tuple[str, Override]], list[str], list[Fault]]:
-        """Separate overrides of values from those that choose files, and from those that are none."""
+        """Separate overrides of values, those that choose files, and words that are no overrides."""
         values, groups, faults = [], [], []
-        typed = for_hydra(overrides, self.primary)
+        typed = convert_for_hydra(overrides, self.primary)
         for text, in_grammar in zip_longest(overrides, typed, fillvalue=""):
             try:
                 override = _parse(in_grammar)
@@ -156,11 +155,11 @@ class TreeComposer:
 
     def _by_hydra(self, typed: Sequence[str]) -> ComposedTree:
         try:
-            with hydra_of(self.roots):
+            with start_hydra(self.roots):
                 tree = hydra.compose(self.primary, list(typed), return_hydra_config=True)
         except RecursionError as error:
             chosen = escape(" ".join(text for text in typed if not text.startswith("~")))
-            hint = "a file builds on one of its own name only where a tree behind its own has that"
+            hint = "a file can build on its own name only if a later tree has a file of that name"
             raise UserError(f"{chosen}: the defaults lists go in circles", hint=hint) from error
         except ValueError as error:  # OmegaConf's, of a name below a list
             raise ConfigKeyError(str(error)) from error

@@ -1,4 +1,4 @@
-"""The types of single values: what YAML and Hydra make of them, to what Slurm takes."""
+"""The types of single values: from YAML's and Hydra's to those that Slurm takes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def matching(pattern: str, problem: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _read_by(read: Callable[[Any], object]) -> AfterValidator:
+def _validate_by(read: Callable[[Any], object]) -> AfterValidator:
     """Return a validator of values that `read` raises no error for."""
 
     def check(value: Any) -> Any:
@@ -53,13 +53,13 @@ def _read_by(read: Callable[[Any], object]) -> AfterValidator:
 
 
 def _drop_nulls(value: Any) -> Any:
-    # The NeMo launcher's default is the list [null]; null is none at all.
+    # The NeMo launcher's default is the list [null]; null is an empty list.
     if value is None:
         return []
     return [item for item in value if item is not None] if isinstance(value, list) else value
 
 
-# Keys whose values are for a shell, or for a program.
+# Keys with values for a shell, or for a program.
 AS_WRITTEN = re.compile(r"\b(env_(vars|expand)\.|(setup|srun_args|task_prefix|comment|argv)$)")
 _HOME = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
 
@@ -69,19 +69,19 @@ def expand_home(path: str) -> str:
     return _HOME.sub(lambda _: str(Path.home()), path, count=1) if _HOME.match(path) else path
 
 
-def with_texts(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+def map_texts(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:
     """Return a configuration with all texts changed, by a function of the key and the text."""
     if isinstance(node, Mapping):
         start = f"{key}." if key else ""
-        return {name: with_texts(child, change, f"{start}{name}") for name, child in node.items()}
+        return {name: map_texts(child, change, f"{start}{name}") for name, child in node.items()}
     if isinstance(node, list | tuple):
-        return [with_texts(child, change, key) for child in node]
+        return [map_texts(child, change, key) for child in node]
     return change(key, node) if isinstance(node, str) else node
 
 
-def with_home(node: Any) -> Any:
-    """Return the values of a configuration with the user's home, but for what a shell or program expands."""
-    return with_texts(node, lambda key, text: text if AS_WRITTEN.search(key) else expand_home(text))
+def expand_homes(node: Any) -> Any:
+    """Return a configuration with the user's home expanded, except where a shell or program does that."""
+    return map_texts(node, lambda key, text: text if AS_WRITTEN.search(key) else expand_home(text))
 
 
 def _arguments(value: Any) -> Any:
@@ -102,7 +102,7 @@ def _flag_value(value: Any) -> Any:
     return one_line(as_text(value))
 
 
-def _with_array(flags: dict[str, bool | str | None]) -> dict[str, bool | str | None]:
+def _check_flag_array(flags: dict[str, bool | str | None]) -> dict[str, bool | str | None]:
     try:
         check_array(flags.get("array"))
     except ValueError as error:
@@ -138,19 +138,19 @@ def _unique_output_dir(value: Any) -> Any:
     raise ValueError("expected true or false; where it is not set, the variable UNIQUE_OUTPUT_DIR decides")
 
 
-def _slurm_alone(value: str | None) -> str | None:
+def _require_slurm(value: str | None) -> str | None:
     if value not in (None, "bcm"):
         raise ValueError("Slipway launches on Slurm, bcm; cluster=local runs on this machine without it")
     return value
 
 
-def _no_debugging(value: bool) -> bool:
+def _refuse_debugging(value: bool) -> bool:
     if value:
         raise ValueError("there is no such mode; dry_run=True shows what would be submitted")
     return value
 
 
-def _not_on_bcp(value: Any) -> Any:
+def _refuse_bcp(value: Any) -> Any:
     if value is not None:
         raise ValueError("for Base Command Platform; env_files={WANDB_API_KEY: FILE} reads a key in the job")
     return value
@@ -173,26 +173,26 @@ def _positive(value: float) -> float:
 
 def _utilization(value: float) -> float:
     if not 0 < value <= 1:
-        raise ValueError(f"expected a part of the GPUs' peak, above 0 and up to 1{_if_percent(value)}")
+        raise ValueError(f"expected a part of the GPUs' peak, above 0 and up to 1{_hint_if_percent(value)}")
     return value
 
 
 def _share(value: float) -> float:
     if not 0 <= value < 1:
-        raise ValueError(f"expected a part of the whole, from 0 to below 1{_if_percent(value)}")
+        raise ValueError(f"expected a part of the whole, from 0 to below 1{_hint_if_percent(value)}")
     return value
 
 
-def _if_percent(value: float) -> str:
+def _hint_if_percent(value: float) -> str:
     return f"; did you mean {value / 100:g}?" if 1 <= value <= 100 else ""
 
 
 LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 Arguments = Annotated[list[Line], BeforeValidator(_arguments)]
 Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]
-TimeLimit = Annotated[Text, _read_by(parse_time_limit)]
-Constants = Annotated[dict[str, Any], _read_by(attained)]
-Pattern = Annotated[Text, _read_by(re.compile)]
+TimeLimit = Annotated[Text, _validate_by(parse_time_limit)]
+Constants = Annotated[dict[str, Any], _validate_by(attained)]
+Pattern = Annotated[Text, _validate_by(re.compile)]
 Utilization = Annotated[float, AfterValidator(_utilization)]
 Share = Annotated[float, AfterValidator(_share)]
 GpuCount = Annotated[int, BeforeValidator(_gpu_count)]
@@ -200,7 +200,8 @@ Positive = Annotated[float, AfterValidator(_positive)]
 Memory = Annotated[Text, AfterValidator(_memory)]
 FlagName = Annotated[Line, AfterValidator(checked_name)]
 Flags = Annotated[
-    dict[FlagName, Annotated[bool | str | None, BeforeValidator(_flag_value)]], AfterValidator(_with_array)
+    dict[FlagName, Annotated[bool | str | None, BeforeValidator(_flag_value)]],
+    AfterValidator(_check_flag_array),
 ]
 PluginFlags = dict[
     Annotated[Line, AfterValidator(checked_plugin_name)],
@@ -210,16 +211,16 @@ UniqueOutputDir = Annotated[bool, BeforeValidator(_unique_output_dir)]
 Exclusive = Annotated[bool | Literal["user", "mcs", "topo"], BeforeValidator(_exclusive)]
 
 # The NeMo launcher's keys that say nothing here: their harmless values alone.
-NemoClusterType = Annotated[Line | None, AfterValidator(_slurm_alone)]
-NemoSecret = Annotated[Any, AfterValidator(_not_on_bcp)]
-Debug = Annotated[bool, AfterValidator(_no_debugging)]
+NemoClusterType = Annotated[Line | None, AfterValidator(_require_slurm)]
+NemoSecret = Annotated[Any, AfterValidator(_refuse_bcp)]
+Debug = Annotated[bool, AfterValidator(_refuse_debugging)]
 
 
 # --- pydantic's errors in words
 
 _KEYS = "keys below it, as in {{key: value}}"
 
-# pydantic's types of error, by the beginning of their names: what was expected, with a context of pydantic's.
+# pydantic's types of error, by the beginning of their names: the expected value, with pydantic's context.
 _EXPECTED = {
     "int_": "a whole number",
     "float_": "a number",
@@ -272,10 +273,10 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     valid = re.findall(r"'([^']*)'", detail["ctx"]["expected"]) if detail["type"] == "literal_error" else []
     meant = nearest(str(detail["input"]), valid)
     hint = f"did you mean {meant[0]!r}?" if meant else None
-    return UserError(f"{value}: {_told(detail)}", key=key, hint=hint)
+    return UserError(f"{value}: {_describe_problem(detail)}", key=key, hint=hint)
 
 
-def _told(detail: Any) -> str:
+def _describe_problem(detail: Any) -> str:
     context = detail.get("ctx", {})
     if detail["type"] == "value_error":  # our own validators
         return str(context["error"])
@@ -290,7 +291,7 @@ def _told(detail: Any) -> str:
 
 
 def fields_of(model: type) -> dict[str, FieldInfo]:
-    """Return the keys of a node, whose model is pydantic's or a dataclass."""
+    """Return the keys of a node with a model of pydantic, or a dataclass."""
     if issubclass(model, BaseModel):
         return model.model_fields
     hints = get_type_hints(model, include_extras=True)
@@ -307,7 +308,6 @@ def _fields_at(model: type, location: list[Any]) -> Iterator[str]:
 
 
 def models_in(annotation: Any) -> Iterator[type]:
-    """Yield the models of nodes in a type."""
     if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         yield annotation
     for part in getattr(annotation, "__args__", ()):

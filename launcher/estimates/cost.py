@@ -150,7 +150,7 @@ def _source(work: ModelWork, generation: str, speed: Speed, changes: Mapping[str
     measured, is_alike = speed.products.measured, speed.products.is_alike
     whose, guesses = assumed(work.engine, measured, is_fp8=speed.counts_fp8)
     if not is_alike:
-        guesses.insert(0, f"nobody publishes trainings on {generation}")
+        guesses.insert(0, f"no published trainings on {generation}")
     # On other GPUs an engine's factor is that of the H100, and the rest NeMo's.
     world = _WORLDS[work.engine] if measured == "h100" else "NeMo"
     parts = ["this layout's" if whose is None else f"this layout's, by {world} on {whose}"]

@@ -13,7 +13,7 @@ from launcher.config.overrides import recipe_and_flavor
 from launcher.errors import UserError, absolute_path, escape, file_mode, literal, nearest, nearest_files
 from launcher.images.references import SQUASHFS_SUFFIXES, Kind, Reference, contents_of_reference
 from launcher.images.store import Sidecar, read_sidecar, stored_images
-from launcher.releases import Contents, contents_by_file_name, with_installed
+from launcher.releases import Contents, add_installed, contents_by_file_name
 
 if TYPE_CHECKING:
     from launcher.images.recipes import Recipe
@@ -195,7 +195,7 @@ def contents_of_file(path: Path) -> Contents | None:
     contents = (_contents_of_record(record) if record else None) or contents_by_file_name(path.name)
     if record is None or record.installed is None:
         return contents
-    return with_installed(contents or Contents(path.name), record.installed)
+    return add_installed(contents or Contents(path.name), record.installed)
 
 
 def _contents_of_record(record: Sidecar) -> Contents | None:

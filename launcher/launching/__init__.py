@@ -1,4 +1,4 @@
-"""The way from a draft to a job: reserve a number, ask the scheduler, write the launch, submit it."""
+"""Launch a draft: reserve a number, ask the scheduler, write the launch, submit it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ __all__ = ["launch", "launch_stages", "nodes_to_avoid"]
 
 
 @dataclass(slots=True)
-class _Ready:
-    """A draft with its own launch number that nothing refuses, and its manifest once it is written."""
+class _PreparedLaunch:
+    """An accepted draft with its own launch number, and its manifest once that is written."""
 
     draft: Draft
     facts: Facts
@@ -69,7 +69,6 @@ class _Ready:
 
     @property
     def dependency(self) -> str | None:
-        """The dependency in the header of the script."""
         return self.draft.plan.job.queue.dependency
 
     @property
@@ -79,15 +78,15 @@ class _Ready:
     def needs_success_of(self, stage: str) -> bool:
         """Return True if this stage is to run after the success of the previous one alone."""
         config = self.draft.composition.config
-        # Without its image it cannot run, whatever is asked of other stages; nor without the part before it.
+        # It always needs its image, and the part before it.
         is_part = config.data_preparation is not None and config.data_preparation.phase not in (None, "fetch")
         return stage == IMAGE or is_part or config.resilience.after_stage == "afterok"
 
-    def depending_on(self, before: _Ready, jobs: Sequence[str]) -> str:
+    def format_dependency(self, before: _PreparedLaunch, jobs: Sequence[str]) -> str:
         """Return the dependency of this stage on the previous stage's jobs.
 
-        Of a chain nobody knows which link is the last: the job waits for the known ones, whose supervisors
-        add the others, and judges their end by itself (`slipway.supervisor.dependent_stages`).
+        The last link of a chain is unknown: the job waits for the known links, their supervisors add the
+        others, and it judges their end by itself (`slipway.supervisor.dependent_stages`).
         """
         is_judged_later = before.is_chain or not self.needs_success_of(before.stage)
         condition = "afterany" if is_judged_later else "afterok"
@@ -106,10 +105,10 @@ def launch_stages(
 ) -> list[Launch]:
     """Launch stages one after the other, each waiting for the one before.
 
-    All of them are judged by the scheduler and written before the first is submitted. `reports` are those of
-    the drafts, where they are checked already (`launcher.checks.gate.check_launch`). Raise UserError if an
-    earlier launch turns out to be a job that its user does not know of, or the scheduler refuses; what it
-    refuses beforehand is not written. Raise NoAnswer if it is unknown whether a written launch became a job.
+    The scheduler judges all of them, and all are written, before the first is submitted. `reports` are those
+    of checked drafts (`launcher.checks.gate.check_launch`). Raise UserError if an earlier launch turns out to
+    be an unknown job of the user, or the scheduler refuses; a launch that it refuses beforehand is not
+    written. Raise NoAnswer if it is unknown whether a written launch became a job.
     """
     reports = check_launch(drafts) if reports is None else reports
     require_passed(reports)
@@ -117,20 +116,20 @@ def launch_stages(
         ready = [_prepare(report, undo, reservations) for report in reports]
         for earlier, later in pairwise(ready):
             # A stage that cannot wait for another is refused before anything is written.
-            later.depending_on(earlier, ["0"])
-        # From here on a launcher may die at any moment. The manifest is the intent; what became of it is
-        # found by its tag (`Scheduler.find`) or by the job's own marks.
+            later.format_dependency(earlier, ["0"])
+        # From here on a launcher may die at any moment. The manifest is the intent; its job is found by its
+        # tag (`Scheduler.find`) or by the job's own marks.
         several = len(ready) > 1
         for stage in ready:
             _write(stage, replace(request, stage=stage.stage) if several else request, undo)
-        _introduce(ready)
+        _link_stages(ready)
         undo.pop_all()  # all of it is written
     _submit_stages(ready)
     return [stage.launch for stage in ready]
 
 
-def _introduce(ready: Sequence[_Ready]) -> None:
-    """Tell the jobs of a training of the stages that follow it, and a stage of the chain before it."""
+def _link_stages(ready: Sequence[_PreparedLaunch]) -> None:
+    """Write the stages around each one: those after a training, and the chain before a stage."""
     around = {stage.paths.directory: Stages() for stage in ready}
     for chain, stage in pairwise(ready):
         if not chain.is_chain:
@@ -140,7 +139,7 @@ def _introduce(ready: Sequence[_Ready]) -> None:
         after = _stage_of(stage, needs_success=needs_success)._replace(dependency=stage.dependency or "")
         around[chain.paths.directory] = around[chain.paths.directory]._replace(after=(after,))
         around[stage.paths.directory] = around[stage.paths.directory]._replace(before=before)
-    training: _Ready | None = None
+    training: _PreparedLaunch | None = None
     for stage in ready:
         if stage.stage == "training":
             training = stage
@@ -157,13 +156,15 @@ def _introduce(ready: Sequence[_Ready]) -> None:
             raise explain_os_error(error, directory, stage.draft.results_key) from error
 
 
-def _stage_of(stage: _Ready, *, needs_success: bool = True) -> Stage:
+def _stage_of(stage: _PreparedLaunch, *, needs_success: bool = True) -> Stage:
     """Return a stage as the supervisors of others know it."""
     paths = stage.paths
     return Stage(paths.run_name, str(paths.directory), stage.draft.plan.tag, needs_success=needs_success)
 
 
-def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: contextlib.ExitStack) -> _Ready:
+def _prepare(
+    report: CheckReport, undo: contextlib.ExitStack, reservations: contextlib.ExitStack
+) -> _PreparedLaunch:
     """Check everything that can refuse a launch, and reserve its number."""
     draft, plan = report.draft, report.draft.plan
     scheduler = scheduler_for(plan.scheduler, plan.slurm_conf)
@@ -174,16 +175,15 @@ def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: cont
         number = reserve_number(run_dir, draft.results_key)
     reservations.callback(release_number, run_dir, number)
     draft = draft.numbered(number)
-    if report.facts.submission is None:  # a launch whose smoke went before was shown already
+    if report.facts.submission is None:  # a launch with a smoke was shown before it
         report = show_to_scheduler(replace(report, draft=draft), partial(validate, scheduler))
         require_passed([report])
-    # A notice is told of the submission itself.
     waits = report.facts.submission.waits if report.facts.submission is not None else None
     if plan.scheduler == "local" and "singleton" in (plan.job.queue.dependency or ""):
         holder = turn_holder(run_dir)
         waits = f"it waits for the end of {escape(holder)}, of the same run" if holder else None
     warnings = describe_ignored(scheduler.ignored_environment(), plan.job.stage)
-    return _Ready(draft, report.facts, scheduler, warnings + ([waits] if waits else []))
+    return _PreparedLaunch(draft, report.facts, scheduler, warnings + ([waits] if waits else []))
 
 
 def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:
@@ -193,7 +193,7 @@ def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:
     return read_excluded(draft.plan.paths.run_dir, time.time())
 
 
-def _write(stage: _Ready, request: Request, undo: contextlib.ExitStack) -> None:
+def _write(stage: _PreparedLaunch, request: Request, undo: contextlib.ExitStack) -> None:
     """Write a launch, and make the directories that its job writes to."""
     draft, directories = stage.draft, stage.draft.plan.job.directories
     with draft.composition.annotated():
@@ -203,23 +203,25 @@ def _write(stage: _Ready, request: Request, undo: contextlib.ExitStack) -> None:
             make_directories((directory,), draft.directory_key(directory))
 
 
-def _submit_stages(ready: Sequence[_Ready]) -> None:
+def _submit_stages(ready: Sequence[_PreparedLaunch]) -> None:
     for number, stage in enumerate(ready):
         before = ready[number - 1] if number else None
         try:
             _submit_stage(stage, before)
         except (UserError, KeyboardInterrupt) as error:
             for later in ready[number + 1 :]:
-                _keep(later, later.manifest.refused(f"the stage before it, {stage.stage}, has no job"))
+                _save_if_possible(
+                    later, later.manifest.refused(f"the stage before it, {stage.stage}, has no job")
+                )
             if before is not None and isinstance(error, UserError):
-                raise _after(before, stage, error) from error
+                raise _explain_partial_submit(before, stage, error) from error
             raise
 
 
-def _submit_stage(stage: _Ready, before: _Ready | None) -> None:
+def _submit_stage(stage: _PreparedLaunch, before: _PreparedLaunch | None) -> None:
     paths = stage.paths
     if before is not None:
-        after = stage.depending_on(before, list(before.launch.links.values()))
+        after = stage.format_dependency(before, list(before.launch.links.values()))
         stage.manifest = replace(stage.manifest, after=after, waits_for=before.manifest.run)
     _submit(stage)
     assert stage.manifest.job_id is not None
@@ -237,13 +239,13 @@ def _submit_stage(stage: _Ready, before: _Ready | None) -> None:
         stage.warnings += _submit_links(stage, manifest.job_id)
 
 
-def _submit(stage: _Ready) -> None:
+def _submit(stage: _PreparedLaunch) -> None:
     """Submit a stage, and record its job's id, why there is no job, or why that is unknown.
 
-    It is warned of nodes to avoid that could not be avoided.
+    Warn of failed nodes that could not be avoided.
     """
     paths, manifest = stage.paths, stage.manifest
-    submission = replace(stage.launch.submission, after=manifest.after, exclude=_excluded(stage))
+    submission = replace(stage.launch.submission, after=manifest.after, exclude=_format_excluded(stage))
     try:
         try:
             stage.manifest = manifest.submitted_as(submit(stage.scheduler, submission))
@@ -254,10 +256,10 @@ def _submit(stage: _Ready) -> None:
                 raise
             # A node that has left the cluster since is no node to Slurm; nor must the others be too few.
             job_id = submit(stage.scheduler, replace(submission, exclude=None))
-            stage.warnings.append(_not_avoided(manifest, error))
+            stage.warnings.append(_describe_not_avoided(manifest, error))
             stage.manifest = replace(manifest, excluded=[]).submitted_as(job_id)
     except NoAnswer as error:
-        _keep(stage, manifest.as_unconfirmed(error.message))
+        _save_if_possible(stage, manifest.as_unconfirmed(error.message))
         where = shlex.quote(display_path(paths.run_dir))
         raise NoAnswer(
             error.message,
@@ -265,23 +267,23 @@ def _submit(stage: _Ready) -> None:
             "the next launch of this run looks for it first",
         ) from error
     except KeyboardInterrupt:
-        _keep(stage, manifest.as_unconfirmed("its launcher was interrupted"))
+        _save_if_possible(stage, manifest.as_unconfirmed("its launcher was interrupted"))
         raise
     except UserError as error:
         write_manifest(paths.directory, manifest.refused(str(error)))
         raise
 
 
-def _submit_links(stage: _Ready, first: str) -> list[str]:
+def _submit_links(stage: _PreparedLaunch, first: str) -> list[str]:
     """Submit the later links of a chain, each to wait for the one before: for nodes without sbatch.
 
     Return why the chain is shorter than it should be, if it is: the first link does not need the others.
     """
-    # What the first waits for they wait for as well: where that never comes true, it is cancelled, and the
-    # next one must not begin in its place.
+    # They have the first one's dependency too: if it never comes true, the first is cancelled, and the next
+    # one must not begin in its place.
     manifest, before = stage.manifest, first
     own, key = manifest.after or stage.dependency, f"{manifest.stage}.run.dependency"
-    submission = replace(stage.launch.submission, exclude=_excluded(stage))
+    submission = replace(stage.launch.submission, exclude=_format_excluded(stage))
     for link in range(2, manifest.links + 1):
         after = combined_dependency(own, f"afterany:{before}", key)
         which = f"link {link} of {manifest.links}"
@@ -297,7 +299,7 @@ def _submit_links(stage: _Ready, first: str) -> list[str]:
     return []
 
 
-def _excluded(stage: _Ready) -> str | None:
+def _format_excluded(stage: _PreparedLaunch) -> str | None:
     """Return the value of ``sbatch --exclude``, which replaces the header's; None if no node is avoided."""
     excluded = stage.manifest.excluded
     if not excluded:
@@ -306,12 +308,12 @@ def _excluded(stage: _Ready) -> str | None:
     return ",".join(dict.fromkeys(filter(None, [*own, *(node["node"] for node in excluded)])))
 
 
-def _not_avoided(manifest: Manifest, refusal: UserError) -> str:
+def _describe_not_avoided(manifest: Manifest, refusal: UserError) -> str:
     nodes = [f"{node['node']} (job {node['job']} failed there)" for node in manifest.excluded]
     return f"{', '.join(nodes)} not avoided: {refusal.message}"
 
 
-def _keep(stage: _Ready, manifest: Manifest) -> None:
+def _save_if_possible(stage: _PreparedLaunch, manifest: Manifest) -> None:
     # Otherwise the next launch treats this one as abandoned.
     with contextlib.suppress(OSError):
         write_manifest(stage.paths.directory, manifest)
@@ -321,20 +323,20 @@ def _keep(stage: _Ready, manifest: Manifest) -> None:
 _VERBS = {"conversion": "convert", "evaluation": "evaluate"}
 
 
-def _after(before: _Ready, stage: _Ready, error: UserError) -> UserError:
-    """Return the error of a stage with what to do, since the previous stage is a job already."""
+def _explain_partial_submit(before: _PreparedLaunch, stage: _PreparedLaunch, error: UserError) -> UserError:
+    """Return the error of a stage with advice, since the previous stage is a job already."""
     job_id, (name, _, phase) = str(before.manifest.job_id), stage.stage.partition(".")
     again = f"the same command with stages=[{name}]{f' {name}.phase={phase}' if phase else ''}"
     if stage.draft.plan.job.every is not None:  # it counts the checkpoints of a training before it
         again += f" {name}.every=null"
     trained = [config.training for config in stage.draft.composition.before if config.training is not None]
-    if name in _VERBS and trained:  # by itself the stage knows no checkpoints, and there are none yet
+    if name in _VERBS and trained:  # the stage alone has no source, and no checkpoint exists yet
         run = trained[-1].run.name
         then = f"once this is fixed, and {run} is done: slipway {_VERBS[name]} {run} --on-cluster"
     elif before.is_chain:  # its later links are not known yet
         then = f"once this is fixed, and {before.manifest.run} is done: {again}"
     else:
-        dependency = shlex.quote(stage.depending_on(before, [job_id]))
+        dependency = shlex.quote(stage.format_dependency(before, [job_id]))
         then = f"once this is fixed: {again} {name}.run.dependency={dependency}"
     advice = [f"{before.manifest.stage} is job {job_id}, and goes on", then]
     kind = NoAnswer if isinstance(error, NoAnswer) else UserError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.config.compose import Composition
 from launcher.config.overrides import hydra_value
-from launcher.drafting import Draft, Request, choice_of, draft, drafts
+from launcher.drafting import Draft, Request, draft, drafts, resolve_choice
 from launcher.errors import UserError, setting_error
 from launcher.images.resolve import KEY, RecipeImage, ReferenceImage, ResolvedImage
 from launcher.images.squashfs import is_squashfs
@@ -50,10 +50,10 @@ class ImageRequirement:
 
 @dataclass(frozen=True, slots=True)
 class Building:
-    """A launch whose image is made first.
+    """A launch with an image to make first.
 
     `drafts` are the launch, after the job that makes the image if there is one; `skipped` are the checks that
-    wait for the image; `needed` is what to make on this machine first, ``None`` if there is nothing.
+    wait for the image; `needed` is the image to make on this machine first, if any.
     """
 
     drafts: list[Draft]
@@ -97,7 +97,7 @@ def required_image(composition: Composition, request: Request) -> ImageRequireme
             key="cluster.scheduler",
             hint="without --build; or slipway image build|import, which needs no cluster",
         )
-    choice = choice_of(composition, request.template_dir)
+    choice = resolve_choice(composition, request.template_dir)
     if choice is None:
         raise UserError(
             f"--build: {KEY}=null: there is no image to build",

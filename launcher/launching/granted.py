@@ -15,7 +15,7 @@ _FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in ("Partition", "Account", "N
 
 
 def granted(plan: Plan, facts: Facts, job_id: str) -> dict[str, dict[str, str]]:
-    """Return what was asked for a new job and what the queue has of it, where these differ, by their names.
+    """Return the requested and the granted resources of a new job where they differ, by their names.
 
     Slurm is asked only where filters may have changed the job: where it has them, or sbatch had a notice.
     """

@@ -1,4 +1,4 @@
-"""Recovery of launches whose launcher died or got no answer, before their run is launched again."""
+"""Recovery of launches after their launcher died or got no answer, before their run is launched again."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _DIED = "its launcher died before it submitted"
 
 
 def reconcile_unconfirmed(run_dir: Path) -> None:
-    """Find the jobs of a run's newest launches that may have one that is not on record.
+    """Find the unrecorded jobs of a run's newest launches.
 
     The answers are written into their manifests, so that each is asked for once. Launches that are being
-    submitted are left alone. Raise UserError if there is a job that the user does not know of, or that cannot
-    be asked for: launching once more could double it.
+    submitted are left alone. Raise UserError if the user does not know of a job, or its scheduler cannot be
+    asked: launching once more could double it.
     """
     unconfirmed = _unconfirmed_launches(run_dir)
     if not unconfirmed:
@@ -79,23 +79,25 @@ def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
         try:
             matches = scheduler_of(group[0]).find([launch.submission for launch in group])
         except UserError as error:
-            raise _not_known(group[-1], error.message.splitlines()[0]) from error
+            raise _explain_unknown_job(group[-1], error.message.splitlines()[0]) from error
         # A point of a sweep is looked for by the tag of its array.
         jobs |= {launch.manifest.tag: matches.get(launch.submission.tag, {}).get(1, ()) for launch in group}
     return jobs
 
 
 def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> str | None:
-    """Record the job of a launch, or that it has none; return what its user does not know of it."""
+    """Record the job of a launch, or its absence; return a message on a job unknown to the user."""
     manifest, directory = launch.manifest, launch.paths.directory
     jobs = jobs_by_tag.get(manifest.tag)
     if jobs:
         kept = keep_one(scheduler_of(launch), launch.submission, jobs)
-    elif submitter := _submitter(manifest):
-        raise _not_known(launch, f"process {submitter} is still submitting it")
+    elif submitter := _find_submitter(manifest):
+        raise _explain_unknown_job(launch, f"process {submitter} is still submitting it")
     elif manifest.user != provenance.user():
         # With Slurm's PrivateData their job is there, and not to be seen.
-        raise _not_known(launch, f"it is {manifest.user}'s, and only {manifest.user} can ask for it")
+        raise _explain_unknown_job(
+            launch, f"it is {manifest.user}'s, and only {manifest.user} can ask for it"
+        )
     else:
         # Should the scheduler take it yet, its script finds the launch claimed, and leaves.
         kept = claim(directory, GIVEN_UP)
@@ -105,23 +107,23 @@ def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> str 
         else:
             record_job(launch.paths, manifest.submitted_as(kept))
     except OSError as error:  # a colleague's launch, or a full disk
-        message = "what became of launch %s could not be written down: %s"
+        message = "the outcome of launch %s could not be recorded: %s"
         _logger.warning(message, manifest.launch, error.strerror)
     name, number, job_id = manifest.run, launch.paths.number, manifest.id_in(kept)
     return None if kept == GIVEN_UP else f"launch {number} of {name} was submitted as job {job_id} after all"
 
 
-def _not_known(launch: Launch, why: str) -> UserError:
+def _explain_unknown_job(launch: Launch, why: str) -> UserError:
     name, number = launch.manifest.run, launch.paths.number
     directory = shlex.quote(display_path(launch.paths.directory))
     return UserError(
         f"it is not known whether launch {number} of {name} became a job: {why}",
         hint="launching now could submit it twice: try again once that is known\n"
-        f"if you know that there is none, remove that launch: rm -r {directory}",
+        f"if you know that it has no job, remove that launch: rm -r {directory}",
     )
 
 
-def _submitter(manifest: Manifest) -> str | None:
+def _find_submitter(manifest: Manifest) -> str | None:
     """Return the process of this machine's sbatch that is still submitting; it outlives its launcher."""
     tag = os.fsencode(manifest.array_tag or manifest.tag)
     if manifest.host != provenance.host():

@@ -134,7 +134,7 @@ def _submit_with_retries(scheduler: Scheduler, submission: Submission) -> str:
         except NoAnswer as error:
             lost = error
         except UserError as refusal:
-            return _after_refusal(scheduler, submission, refusal)
+            return _settle_refusal(scheduler, submission, refusal)
         else:
             return keep_one(scheduler, submission, [*_find_if_possible(scheduler, submission), newest])
     jobs = _find_if_possible(scheduler, submission)
@@ -148,7 +148,7 @@ def keep_one(scheduler: Scheduler, submission: Submission, jobs: Sequence[str]) 
 
     Raise UserError if a later launcher has given this launch up: its jobs leave without doing anything.
     """
-    # Not the oldest whatever it is: a younger one may have begun, and the oldest would then leave.
+    # Not always the oldest: a younger one may have begun, and the oldest would then leave.
     kept = claim(submission.script.parent, jobs[0], submission.link)
     for job in dict.fromkeys(jobs):
         if job == kept:
@@ -162,8 +162,8 @@ def keep_one(scheduler: Scheduler, submission: Submission, jobs: Sequence[str]) 
     return kept
 
 
-def _after_refusal(scheduler: Scheduler, submission: Submission, refusal: UserError) -> str:
-    """Return the job of the first submission, or raise the refusal of the second if there is none."""
+def _settle_refusal(scheduler: Scheduler, submission: Submission, refusal: UserError) -> str:
+    """Return the job of the first submission, if it made one, or raise the refusal of the second."""
     jobs = _find_if_possible(scheduler, submission)
     if jobs:
         return keep_one(scheduler, submission, jobs)

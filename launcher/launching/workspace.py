@@ -32,18 +32,18 @@ def open_workspace(report: CheckReport) -> NoReturn:
     _logger.info(announcement)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvp("bash", ["bash", "-c", in_place(script)])
+    os.execvp("bash", ["bash", "-c", unwrap_script(script)])
 
 
 def _prepare(report: CheckReport) -> list[str]:
-    """Check what the shell needs of this machine, and make its directories; return warnings."""
+    """Check the shell's needs on this machine, and make its directories; return warnings."""
     draft, plan = report.draft, report.draft.plan
     program = _PROGRAMS.get(plan.scheduler)
     if program is not None and shutil.which(program) is None:
         raise UserError(f"{program} is not on this machine: there is no Slurm here", hint=WITHOUT_SLURM)
     warnings = ignored(plan, os.environ)
     if plan.scheduler == "slurm":
-        # In sbatch's words what salloc would say later, and what keeps the shell waiting.
+        # sbatch says beforehand why salloc would refuse or wait.
         report = show_to_scheduler(report)
         require_passed([report])
         warnings += [finding.message for finding in report.of(Severity.WARNING) if finding.id == SCHEDULER]
@@ -63,7 +63,7 @@ def ignored(plan: Plan, environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-def in_place(script: str) -> str:
+def unwrap_script(script: str) -> str:
     """Remove the parentheses around the commands, which are for a shell that they are pasted into.
 
     In them bash would wait for salloc, and not pass on a signal that ends it: the node would stay taken.

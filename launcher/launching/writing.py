@@ -29,11 +29,11 @@ from slipway.common.node.excluded import ExcludedNode
 
 
 def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> Manifest:
-    """Write the launch of a draft, whose number is reserved; `avoided` are the nodes that it excludes."""
+    """Write the launch of a draft with a reserved number; `avoided` are the nodes that it excludes."""
     # Without Slurm a job runs without its container.
     container = draft.plan.job.container if draft.plan.scheduler != "local" else None
     image = container.image if container else None
-    origin = with_digest(provenance.gather(names.PACKAGE, request.config_dirs, image), image)
+    origin = add_digest(provenance.gather(names.PACKAGE, request.config_dirs, image), image)
     manifest = manifest_of(draft, request, origin, avoided)
     files = files_of(draft, manifest, request)
     files |= {draft.plan.paths.directory / name: text for name, text in origin.files.items()}
@@ -41,8 +41,8 @@ def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] 
     return manifest
 
 
-def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Origin:
-    """Add the digest of an image file to an origin, if the record beside the file has it."""
+def add_digest(origin: provenance.Origin, image: str | None) -> provenance.Origin:
+    """Add the digest of an image file to an origin, if the file's record has it."""
     if image is None or not image.startswith("/"):
         return origin
     # Imported late: many launches have no image.
@@ -60,7 +60,7 @@ def record_job(paths: LaunchPaths, manifest: Manifest) -> None:
     job_id = manifest.job_id
     assert job_id is not None
     write_manifest(paths.directory, manifest)
-    log = paths.directory / names.JOB_ID_LOG  # with what the site said of the submission
+    log = paths.directory / names.JOB_ID_LOG  # with the site's notices on the submission
     said, submitted = read_text(log) if log.exists() else "", f"Submitted batch job {job_id}\n"
     write_atomic(log, said.replace(submitted, "") + submitted)
     extensions = ["out", "err"] if _keeps_stderr_apart(paths) else ["out"]
@@ -85,7 +85,7 @@ def files_of(draft: Draft, manifest: Manifest, request: Request) -> dict[Path, s
     files: dict[Path, str | bytes] = {
         **draft.texts,
         paths.supervisor: supervisor_archive(),
-        paths.directory / names.COMMAND_LOG: _pasteable(draft, manifest, request.stage),
+        paths.directory / names.COMMAND_LOG: _make_pasteable(draft, manifest, request.stage),
         paths.manifest: manifest.to_json(),
     }
     if config is not None:
@@ -97,23 +97,23 @@ def files_of(draft: Draft, manifest: Manifest, request: Request) -> dict[Path, s
     return files
 
 
-def _pasteable(draft: Draft, manifest: Manifest, stage: str | None) -> str:
+def _make_pasteable(draft: Draft, manifest: Manifest, stage: str | None) -> str:
     command, plan = manifest.command, draft.plan
     fixed = [] if stage is None else [f"--stage={stage}"]
     fixed += ["--dry-run", *([f"--launch-dir={plan.paths.directory}"] if draft.work is None else [])]
     fixed += [f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
     options_end = command.index("--") if "--" in command else len(command)
     again = [*command[:options_end], *fixed, *command[options_end:]]
-    lines = (quoted_line(["cd", str(Path.cwd())]) + " && " + quoted_line(words) for words in (command, again))
+    lines = (quote_line(["cd", str(Path.cwd())]) + " && " + quote_line(words) for words in (command, again))
     return "{}\n# the script of this launch again, byte for byte:\n# {}\n".format(*lines)
 
 
-def quoted_line(words: Sequence[str]) -> str:
-    """Quote for bash, in one line whatever a word holds: the second command stands behind a `#`."""
-    return " ".join(map(_quoted, words))
+def quote_line(words: Sequence[str]) -> str:
+    """Quote for bash, always in one line: the second command follows a `#`."""
+    return " ".join(map(_quote, words))
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     if re.search(r"[\x00-\x1f\x7f]", word):
         escaped = word.replace("\\", r"\\").replace("'", r"\'")
         return "$'" + re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\x{ord(match[0]):02x}", escaped) + "'"

@@ -1,4 +1,4 @@
-"""The one place where values become shell text, and the Jinja environment whose templates do that."""
+"""The one place that makes shell text of values, and the Jinja environment that applies it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jinja2 import (
 from launcher.errors import UserError
 from launcher.plan import REFERENCE
 
-# Characters that sbatch's own parser of #SBATCH lines and bash both read as they stand.
+# Characters that sbatch's own parser of #SBATCH lines and bash both read literally.
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 # A reference that is a part of a path like PATH, or not: with the colon that separates it.
 _IN_PATH = re.compile(rf"(?P<before>:)?(?P<variable>{REFERENCE})(?P<after>:(?!\$))?")

@@ -22,7 +22,7 @@ from slipway.common.node.settings import CONTAINER, to_json
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
 
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
-# The template of a stage that is no job of tasks.
+# The template of a stage without a job script.
 _OF_STAGE = {"workspace": "session.sh.j2"}
 
 
@@ -84,12 +84,12 @@ def render(plan: Plan, template_dir: Path | None = None) -> dict[Path, str]:
             plan.paths.supervisor_settings: to_json(supervisor_settings(plan)),
             **{
                 plan.paths.directory / name: (TEMPLATE_DIR / name).read_text(encoding="utf-8")
-                for name in _copied(plan)
+                for name in _list_copied(plan)
             },
         }
 
 
-def _copied(plan: Plan) -> Iterator[str]:
+def _list_copied(plan: Plan) -> Iterator[str]:
     """Yield the files of functions that a launch needs."""
     job, container = plan.job, plan.job.container
     yield "attach.sh"
@@ -102,9 +102,9 @@ def _copied(plan: Plan) -> Iterator[str]:
 
 
 def _arguments(plan: Plan) -> tuple[Any, ...]:
-    """Return the payload's arguments, with those whose values only the job knows.
+    """Return the payload's arguments, with those that only the job knows.
 
-    They are the number of a task in an array, and how many of a range of nodes the job got.
+    They are the number of a task in an array, and the number of nodes granted of a range.
     """
     resources, payload = plan.job.resources, plan.job.payload
     if payload.array_key is not None:
@@ -145,7 +145,7 @@ _SUPERVISED = (*_TEMPLATES.values(), "sweep.sh.j2")
 
 
 def _check_blocks(template_dir: Path) -> None:
-    """Refuse blocks that the scripts do not have: they would be left out in silence."""
+    """Refuse blocks that the scripts do not have: Jinja would silently leave them out."""
     environment = template_environment(TEMPLATE_DIR, None)
     for path in filter(Path.is_file, (template_dir / name for name in _SUPERVISED)):
         try:
@@ -170,21 +170,21 @@ def _blocks(environment: Environment, name: str) -> set[str]:
 
 
 def _check_script(script: str, template_dir: Path) -> None:
-    """Refuse a script of a user's template that starts no supervisor: nothing would keep its job."""
+    """Refuse a script of a user's template that starts no supervisor."""
     if "supervisor.pyz" not in script:
         hint = "docs/scripts.md has the blocks that a template may replace"
         raise UserError(f"{template_dir}: this script does not start supervisor.pyz", hint=hint)
 
 
 def _check_templates(template_dir: Path) -> None:
-    """Refuse a directory whose templates would not be used: ours would be, and nobody would be told."""
+    """Refuse a directory with unknown templates: ours would silently be used instead."""
     check_directory("--template-dir", template_dir)
     names = sorted(path.name for path in TEMPLATE_DIR.glob("*.j2"))
     theirs = [template_dir / name for name in names if os.path.lexists(template_dir / name)]
     if not theirs and not any(template_dir.glob("*.Dockerfile.j2")):  # those are of images
         entries = ", ".join(sorted(path.name for path in template_dir.iterdir())) or "nothing"
         raise UserError(
-            f"--template-dir {template_dir}: there is none of Slipway's templates in it, but {entries}",
+            f"--template-dir {template_dir}: contains no Slipway template (found: {entries})",
             hint=f"valid: {', '.join(names)}",
         )
     for path in theirs:
@@ -194,7 +194,6 @@ def _check_templates(template_dir: Path) -> None:
 
 
 def _binding_arguments(binding: NumaMapping | None) -> tuple[str, ...]:
-    """Return the arguments of ``binding.sh``."""
     if binding is None:
         return ()
     cores = str(binding.max_cores) if binding.max_cores is not None else "all"

@@ -1,4 +1,4 @@
-"""The flags of sbatch and the arguments of srun: which part of a job each one is."""
+"""The flags of sbatch and the arguments of srun."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _YES_AND_NO = {
 
 def srun_arguments(job: Job) -> list[str]:
     """Return srun's arguments beyond those of the allocation, up to the task's script."""
-    # One dead rank would leave the others waiting for ever. What the script exports is for the tasks, also
-    # where sbatch was told to take nothing over from the shell (--export=NONE): srun would obey that too.
+    # One dead rank would leave the others waiting for ever. The script exports variables for the tasks, also
+    # under sbatch's --export=NONE, which srun would obey too.
     arguments = ["--kill-on-bad-exit=1", "--export=ALL"]
     if job.resources.cpus_per_task is not None:
         # From 22.05 on srun does not take it over from sbatch.
@@ -43,14 +43,14 @@ def srun_arguments(job: Job) -> list[str]:
 
 
 def _container_arguments(job: Job) -> list[str]:
-    """Return the site's arguments of srun, and what starts the container."""
+    """Return the site's arguments of srun, and those that start the container."""
     if job.container is None:
         return host_arguments(job)
     for mount in job.container.mounts:
         _check(mount)
     if job.container.options.runtime != "pyxis":
         return host_arguments(job) + apptainer_command(job, job.container)
-    return _pyxis(job, job.container) + _without_decided(job.srun_args, job.container.options)
+    return _pyxis(job, job.container) + _drop_decided(job.srun_args, job.container.options)
 
 
 def host_arguments(job: Job) -> list[str]:
@@ -61,7 +61,7 @@ def host_arguments(job: Job) -> list[str]:
     return [word for option in step_options(job.srun_args) if not option.is_pyxis for word in option.words]
 
 
-def _without_decided(arguments: Sequence[str], options: ContainerOptions) -> list[str]:
+def _drop_decided(arguments: Sequence[str], options: ContainerOptions) -> list[str]:
     """Remove the site's arguments that the container's options override."""
     decided = {
         flag for name, flags in _YES_AND_NO.items() if getattr(options, name) is not None for flag in flags
@@ -81,7 +81,7 @@ def _pyxis(job: Job, container: Container) -> list[str]:
 
 
 def _name(container: Container, name: str) -> str:
-    """Return a container's name with a digest of its image: Pyxis reuses a name whatever its image was.
+    """Return a container's name with a digest of its image: Pyxis reuses a name of any image.
 
     The supervisor completes the name by digits of the image's file, as the file is when the job begins.
     """
@@ -129,12 +129,12 @@ def _options(job: Job, container: Container) -> Iterator[str]:
     options = container.options
     if options.gpu_flag is not None:
         yield f"--{options.gpu_flag}"  # without GPUs on the node it warns, and goes on
-    # The directory where the user stood at launch is none of the job's.
+    # The job does not need the launch's working directory.
     home = options.mount_home if options.mount_home is not None else _NO_HOME not in job.srun_args
     yield f"--no-mount={'cwd' if home else 'home,cwd'}"
     yield f"--pwd={options.workdir or '/'}"
     if options.writable:
-        yield "--writable-tmpfs"  # a squashfs cannot be written: what is written goes with the task
+        yield "--writable-tmpfs"  # a squashfs is read-only: the overlay ends with the task
     if options.remap_root:
         yield "--fakeroot"
     for mount in container.mounts:
@@ -156,7 +156,7 @@ def _entrypoint(container: Container) -> list[str]:
 
 
 def _requested(job: Job) -> Iterator[tuple[str, Any]]:
-    """Yield flags and what a job requests by them; None or False leaves a flag out, True makes it bare."""
+    """Yield the flags of a job's requests; None or False leaves a flag out, True makes it bare."""
     for field in fields(QueueFlags):
         value = getattr(job.queue, field.name)
         if field.name == "begin":  # after where a job waits, and before when
@@ -204,7 +204,7 @@ def salloc_arguments(plan: Plan) -> list[str]:
 
 
 def _flags(plan: Plan) -> list[tuple[str, Any]]:
-    """Return what a plan's job requests of the queue, by flag; ``True`` for a flag without a value."""
+    """Return a job's requests of the queue by flag; ``True`` for a flag without a value."""
     values: list[tuple[str, Any]] = [("job-name", plan.paths.job_name)]
     values += [*_requested(plan.job), *plan.job.queue.further.items()]
     return [(flag, value) for flag, value in values if value is not None and value is not False]
@@ -216,7 +216,7 @@ def _nodes(resources: Resources) -> str:
 
 
 def _tasks_per_node(resources: Resources) -> int | None:
-    # Told of tasks, sbatch gives a range no more nodes than the least number has tasks; srun is told of them.
+    # With --ntasks-per-node, sbatch caps a range of nodes at its minimum; only srun gets the tasks.
     return resources.tasks_per_node if resources.max_nodes is None else None
 
 

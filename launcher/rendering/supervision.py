@@ -17,7 +17,7 @@ from launcher.slurm.notations import limit_seconds
 from slipway.common.node.settings import ChainSettings, ContainerSettings, Settings
 
 _PACKAGE = Path(slipway.supervisor.__file__).parent
-# What the supervisor needs of the floor, in the syntax of Python 3.6.
+# The modules of slipway/common that the supervisor needs, in the syntax of Python 3.6.
 _FLOOR = ("__init__.py", "common/__init__.py", "common/files.py", "common/node/*.py")
 # The oldest that a zip file can hold.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
@@ -30,8 +30,8 @@ _BYTECODE_HEADER = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little")
 def supervisor_archive(package: Path = _PACKAGE) -> bytes:
     """Return the program that keeps a job, ``supervisor.pyz``: the same bytes for the same sources.
 
-    Beside each source lies the bytecode of the Python that runs this: a node of the same version starts the
-    tasks sooner, any other compiles the sources.
+    The archive also has the bytecode of this Python: a node of the same version starts the tasks sooner, any
+    other compiles the sources.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -54,7 +54,6 @@ def _bytecode(name: str, source: bytes) -> bytes:
 
 
 def supervisor_settings(plan: Plan) -> Settings:
-    """Return the settings of a plan's jobs."""
     job, paths, chain = plan.job, plan.paths, plan.job.chain
     # A signal to the tasks themselves is out of the supervisor's hands.
     margin = re.fullmatch(r"R?B:.*@(\d+)", job.queue.signal or "")
@@ -79,7 +78,7 @@ def supervisor_settings(plan: Plan) -> Settings:
         save_before_end=int(margin[1]) if margin else None,
         time_limit=limit_seconds(job.resources.time_limit),
         checkpoints=chain.checkpoints,
-        # The ranks of our trainer say there what they failed of.
+        # The ranks of our trainer write their failures there.
         failures=f"{results}/failures" if own_results and job.engine == "megatron" else None,
         vboost=job.vboost,
         host_arguments=tuple(host_arguments(job)),

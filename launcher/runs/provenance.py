@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher import __version__
 from launcher.errors import escape
-from launcher.secrecy import MASK, known_values, without_secrets
+from launcher.secrecy import MASK, collect_known_values, without_secrets
 
 GIT_DIFF = "git.diff"
 CONFIG_GIT_DIFF = "config_git.diff"
@@ -189,7 +189,7 @@ def _bounded_diff(top: Path) -> str | None:
 
 def _without_secrets(diff: str) -> str:
     """Return a diff with secrets masked; each line stays a line."""
-    known = known_values()
+    known = collect_known_values()
     masked, program, binary, in_key = [], False, False, False
     for line in diff.split("\n"):
         if line.startswith(_HEADINGS):

@@ -1,4 +1,4 @@
-"""The checkpoints that a stage reads, and the training that they are from."""
+"""The checkpoints that a stage reads, and their training."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from launcher.runs.trained import TrainingLaunch, newest_training
 STEP = "{step}"
 
 
-def training_of_source(source: Path | None) -> TrainingLaunch | None:
-    """Return the training whose checkpoints a source has, if that is of a run."""
+def find_source_training(source: Path | None) -> TrainingLaunch | None:
+    """Return the training that wrote the checkpoints of a source, if that is of a run."""
     return newest_training(source) if source is not None else None
 
 
-def configuration_of(value: str | dict[str, Any] | None, key: str) -> dict[str, Any] | None:
+def read_configuration(value: str | dict[str, Any] | None, key: str) -> dict[str, Any] | None:
     """Return the keys of a node that may be the path of a file with them."""
     if not isinstance(value, str):
         return value
@@ -35,7 +35,7 @@ def require_source(source: Path | None, stage: str) -> None:
     """Raise UserError if a stage that reads checkpoints has no source."""
     if source is None:
         raise setting_error(
-            f"{stage}.source=null: there is no training before it, whose checkpoints it would be",
+            f"{stage}.source=null: there is no training before it to make checkpoints",
             hint=f"{stage}.source=results/RUN/checkpoints, or stages=[training,{stage}]",
         )
 

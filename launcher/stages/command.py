@@ -1,4 +1,4 @@
-"""The command stage: a program of the site's own, such as a converter or a benchmark, as a job."""
+"""The command stage: a program of the site, such as a converter or a benchmark, as a job."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from launcher.errors import literal, setting_error
 from launcher.plan import Job, Payload
 from launcher.stages.common import (
     cpu_environment,
+    drop_gpus,
     environment,
     gpus_as_requested,
     resources,
     stage_job,
-    without_gpus,
 )
-from launcher.stages.names_and_paths import check_variables, checked_path, is_program
+from launcher.stages.names_and_paths import check_path, check_variables, is_program
 from launcher.stages.stage import Stage, StageRun
 
 STAGE: Final = "command"
@@ -33,15 +33,15 @@ def _plan(run: StageRun, command: CommandConfig) -> Job:
     check_variables("command.env_vars", command.env_vars)
     shared = cpu_environment(run) if command.gpus_per_node == 0 else environment(config)
     variables = {name: value for name, value in {**shared, **command.env_vars}.items() if value is not None}
-    written = [Path(checked_path(path, "command.writable")) for path in command.writable]
+    written = [Path(check_path(path, "command.writable")) for path in command.writable]
     requested = resources(cluster, command.run, nodes=command.nodes, tasks=command.tasks_per_node)
     if command.gpus_per_node:
         gpus, gres = gpus_as_requested(command.gpus_per_node, requested.gres)
         requested = replace(requested, gpus_per_node=gpus, gpus_per_task=None, gres=gres)
     argv, workdir = _argv(command), str(paths.results)
     if command.workdir is not None:
-        workdir = checked_path(command.workdir, "command.workdir")
-    # A mount of a directory that is not there fails, so that one is mounted if the program is told of it.
+        workdir = check_path(command.workdir, "command.workdir")
+    # A mount of a missing directory fails: mount this one only if the program's words name it.
     is_named = any(config.data_dir in text for text in (*argv, workdir, *variables.values()))
     return stage_job(
         run,
@@ -56,11 +56,11 @@ def _plan(run: StageRun, command: CommandConfig) -> Job:
 
 
 def _changes(command: CommandConfig, cluster: ClusterConfig, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the stage asks for in place of the cluster's own; `stage_cluster` wins over it."""
+    """Return the stage's requests in place of the cluster's; `stage_cluster` wins over them."""
     requested = {"cpus_per_task": command.cpus_per_task, "mem": command.mem}
     changes: dict[str, Any] = {key: value for key, value in requested.items() if value is not None}
     if command.gpus_per_node == 0:
-        changes |= without_gpus(cluster)
+        changes |= drop_gpus(cluster)
     return {key: value for key, value in changes.items() if key not in own}
 
 
@@ -75,7 +75,7 @@ def _argv(command: CommandConfig) -> tuple[str, ...]:
     return tuple(command.argv)
 
 
-def _with_own_container(config: RunConfig, command: CommandConfig) -> list[RunConfig]:
+def _use_own_container(config: RunConfig, command: CommandConfig) -> list[RunConfig]:
     return [config.model_copy(update={"container": command.container})]
 
 
@@ -83,4 +83,4 @@ def _writes(_config: RunConfig, command: CommandConfig) -> list[Path]:
     return [Path(command.run.results_dir), *map(Path, command.writable)]
 
 
-COMMAND = Stage(STAGE, CommandConfig, _plan, split=_with_own_container, writes=_writes)
+COMMAND = Stage(STAGE, CommandConfig, _plan, split=_use_own_container, writes=_writes)

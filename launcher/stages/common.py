@@ -19,7 +19,7 @@ from launcher.slurm.cluster import gpus_in_gres
 from launcher.slurm.queue_flags import QueueFlags
 from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
-from launcher.stages.names_and_paths import check_variables, is_program, required_program
+from launcher.stages.names_and_paths import check_variables, is_program, require_program
 from launcher.stages.stage import StageRun
 from slipway.arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
 
@@ -31,10 +31,9 @@ _OTHERS = ("a10",)
 _OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
 
 
-def without_gpus(cluster: ClusterConfig) -> dict[str, Any]:
-    """Return the changes to a cluster for jobs without GPUs."""
+def drop_gpus(cluster: ClusterConfig) -> dict[str, Any]:
     requests = dict.fromkeys(("gpus_per_node", "gpus_per_task", "gpu_request"))
-    return {**requests, "gres": other_gres(cluster.gres), "exclusive": False}
+    return {**requests, "gres": drop_gpu_gres(cluster.gres), "exclusive": False}
 
 
 def stage_job(
@@ -51,8 +50,8 @@ def stage_job(
 ) -> Job:
     """Return the job of a stage, with what the jobs of all stages have.
 
-    `cluster` and `variables` are the stage's own, where they are not those of `run`; `directories` and
-    `readable` what it writes and reads besides its results, each with the key that it comes from.
+    `cluster` and `variables` replace those of `run`; `directories` and `readable` are further outputs and
+    inputs, each with the key that it comes from.
     """
     config, cluster = run.config, cluster or run.config.cluster
     _check_step(cluster, config.container_options)
@@ -82,7 +81,7 @@ def stage_job(
 
 
 def _check_step(cluster: ClusterConfig, container_options: ContainerOptions) -> None:
-    """Refuse what another key sets, and a word that srun would run in place of the tasks' script."""
+    """Refuse options that another key sets, and a word that srun would take for the tasks' script."""
     for first in cluster.task_prefix[:1]:
         if first.startswith("-") or not is_program(first):
             message = f"cluster.task_prefix: {literal(first)}: a program's name or whole path is needed first"
@@ -132,7 +131,7 @@ def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: 
         # One way of asking for GPUs at a time: together they would add up or be refused.
         gpus_per_node=cluster.gpus_per_node if request == "gpus_per_node" else None,
         gpus_per_task=cluster.gpus_per_task if request == "gpus_per_task" else None,
-        gres=cluster.gres if request == "gres" else other_gres(cluster.gres),
+        gres=cluster.gres if request == "gres" else drop_gpu_gres(cluster.gres),
         cpus_per_task=cluster.cpus_per_task,
         gpu=_gpu(cluster.gpu, {**GPUS, **table}) if cluster.gpu is not None else None,
         gpu_type=gres_type(cluster.gres),
@@ -150,15 +149,14 @@ def _gpu_types(cluster: ClusterConfig) -> dict[str, Gpu]:
         return with_site(rows)
     except MissingFigures as error:
         key = f"cluster.gpu_types.{error.name}"
-        near = _misspelt(error.name, GPUS)
+        near = _find_misspelt(error.name, GPUS)
         raise setting_error(
             f"{key}: not in the table, and without {', '.join(error.keys)}",
-            hint=f"did you mean {near[0]}?" if near else _row_of(error.name),
+            hint=f"did you mean {near[0]}?" if near else _suggest_row(error.name),
         ) from error
 
 
 def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
-    """Return the name in the table of the GPU that a user means."""
     meant = named(name, table)
     if len(meant) == 1:
         return meant[0].name
@@ -167,20 +165,20 @@ def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
         what, hint = " or ".join(names), " or ".join(f"cluster.gpu={gpu_name}" for gpu_name in names)
     else:
         short = {gpu.generation for gpu in table.values() if named(gpu.generation, table)}
-        what, near = "not a GPU that is known here", _misspelt(name, [*table, *sorted(short)])
-        valid = f"valid: {', '.join(table)}\n{_row_of(name)}"
+        what, near = "not a GPU that is known here", _find_misspelt(name, [*table, *sorted(short)])
+        valid = f"valid: {', '.join(table)}\n{_suggest_row(name)}"
         hint = f"did you mean {near[0]}?\n{valid}" if near else valid
     raise setting_error(f"cluster.gpu={literal(name)}: {what}", hint=hint)
 
 
-def _row_of(name: str) -> str:
-    """Return what to type to add a GPU to the table."""
+def _suggest_row(name: str) -> str:
+    """Return the override that adds a GPU to the table."""
     key = f"+cluster.gpu_types.{name if re.fullmatch('[A-Za-z][A-Za-z0-9_-]*', name) else 'NAME'}"
     row = "{memory_mib: 81559, peak_tflops: {bf16: 989.4}, memory_gb_s: 3350}"
     return f"another GPU, with its own figures in place of an H100's: {shlex.quote(f'{key}={row}')}"
 
 
-def _misspelt(name: str, valid: Iterable[str]) -> list[str]:
+def _find_misspelt(name: str, valid: Iterable[str]) -> list[str]:
     """Return the GPUs that a name may be a slip of: one of other letters and other digits is another GPU."""
     letters, digits = _parts(name)
     if letters + digits in _OTHERS:
@@ -194,7 +192,7 @@ def _misspelt(name: str, valid: Iterable[str]) -> list[str]:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """Return the letters and the digits of a GPU's name, without what comes after it: ``h``, ``100``."""
+    """Return the letters and the digits at the start of a GPU's name: ``h``, ``100``."""
     model = plain_name(name).partition(" ")[0]
     return re.sub(r"\d", "", model), re.sub(r"\D", "", model)
 
@@ -230,16 +228,16 @@ def gpus_as_requested(gpus: int, gres: str | None) -> tuple[int | None, str | No
     kinds = [match[1] for part in parts if (match := _OF_GPUS.fullmatch(part))]
     if not kinds:
         return gpus or None, gres
-    others = other_gres(gres)
+    others = drop_gpu_gres(gres)
     return None, ",".join([f"{kinds[0]}:{gpus}", *([others] if others else [])]) if gpus else others
 
 
-def other_gres(gres: str | None) -> str | None:
-    """Return what a value of `--gres` requests besides GPUs, such as ``tmpfs:200g``."""
+def drop_gpu_gres(gres: str | None) -> str | None:
+    """Return the part of a value of `--gres` without GPUs, such as ``tmpfs:200g``."""
     return ",".join(part for part in (gres or "").split(",") if not _OF_GPUS.fullmatch(part)) or None
 
 
-def with_gpu_per_task(requested: Resources) -> Resources:
+def request_gpu_per_task(requested: Resources) -> Resources:
     """Return a request for a GPU for each task: a small job does not need the whole node."""
     if requested.gpus_per_task is not None:
         return requested
@@ -289,7 +287,7 @@ def _set(variables: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _expansions(config: RunConfig) -> dict[str, str]:
-    """Return the variables that each task expands; raise UserError for what is no reference to another."""
+    """Return the variables that each task expands; raise UserError for a `$` without a variable's name."""
     for key, texts in (("cluster.env_expand", config.cluster.env_expand), ("env_expand", config.env_expand)):
         # The tasks have the rendezvous by then, and may change it.
         check_variables(key, texts.keys() - RENDEZVOUS)
@@ -307,7 +305,7 @@ def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:
     `cores` of a task are requested where the cluster says nothing: Slurm's default is one core.
     """
     cluster = run.config.cluster
-    changes = {key: value for key, value in without_gpus(cluster).items() if key not in run.changes}
+    changes = {key: value for key, value in drop_gpus(cluster).items() if key not in run.changes}
     if cluster.cpus_per_task is None:
         changes["cpus_per_task"] = cores
     return cluster.model_copy(update=changes)
@@ -316,7 +314,7 @@ def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:
 def cpu_environment(run: StageRun) -> dict[str, str]:
     """Return the variables of a job without GPUs; see `environment`."""
     variables = environment(run.config)
-    if run.config.container is None or any(run.changes.get(key) for key in without_gpus(run.config.cluster)):
+    if run.config.container is None or any(run.changes.get(key) for key in drop_gpus(run.config.cluster)):
         return variables
     # NVIDIA's hook of the container looks for no driver then, so that nodes without GPUs do as well.
     return {"NVIDIA_VISIBLE_DEVICES": "void", **variables}
@@ -325,7 +323,7 @@ def cpu_environment(run: StageRun) -> dict[str, str]:
 def python(config: RunConfig) -> str:
     """Return the interpreter of the tasks: the container's own, or the one that runs the launcher."""
     if config.cluster.python is not None:
-        return required_program(config.cluster.python, "cluster.python")
+        return require_program(config.cluster.python, "cluster.python")
     return "python3" if config.container is not None else sys.executable
 
 

@@ -13,7 +13,7 @@ from launcher.config.values import expand_home
 from launcher.errors import UserError, did_you_mean, literal, setting_error
 from launcher.plan import SOURCES_WITHOUT_PATH, Container, Mount, Resources
 from launcher.secrecy import is_secret_key
-from launcher.stages.names_and_paths import SAFE_NAME, VARIABLE, checked_path
+from launcher.stages.names_and_paths import SAFE_NAME, VARIABLE, check_path
 
 # So that `pyxis_`, a job's id and the digits of an image fit into a file's name with it.
 _LONGEST_CONTAINER_NAME = 100
@@ -40,7 +40,7 @@ _EVALUATED = re.compile(r'[$`"\\\n]')
 def container(
     config: RunConfig, writable: Mapping[Path, str], readable: Mapping[Path, str]
 ) -> Container | None:
-    """Return the container with the directories that a job needs, and the user's own mounts.
+    """Return the container with a job's directories and the user's own mounts.
 
     `writable` and `readable` have each directory with the key that it comes from. Raise UserError if the
     image or a mount is not one that Pyxis can take.
@@ -59,20 +59,20 @@ def _check_options(options: ContainerOptions) -> None:
     for key in ("stage_to", "workdir", "save"):
         path = getattr(options, key)
         if path is not None:
-            checked_path(path, f"container_options.{key}", is_on_host=False)
+            check_path(path, f"container_options.{key}", is_on_host=False)
     _check_container_name(options.name)
     _check_variable_names(options.env)
 
 
 def _check_container_name(name: str | None) -> None:
-    """Refuse a name that Enroot takes for a path, or of which Pyxis takes a part for its own words."""
+    """Refuse a name that Enroot takes for a path, or with a part that Pyxis interprets."""
     if name is None or (SAFE_NAME.fullmatch(name) and len(name) <= _LONGEST_CONTAINER_NAME):
         return
     key, stem = "container_options.name", name.partition(":")[0]
     problem, hint = "not a name of a container", "valid: letters, digits and . _ + = -"
     if name != stem and SAFE_NAME.fullmatch(stem):
-        problem = f"a name alone is needed here, without Pyxis' {literal(name[len(stem) :])}"
-        hint = f"{key}={stem}: it is made where there is none of the same image, and else used"
+        problem = f"give the name alone, without Pyxis' {literal(name[len(stem) :])}"
+        hint = f"{key}={stem}: reuse the container, or create it if no container of this image exists"
     elif len(name) > _LONGEST_CONTAINER_NAME:
         problem = f"{len(name)} characters are too many"
         hint = f"valid: up to {_LONGEST_CONTAINER_NAME}"
@@ -94,7 +94,7 @@ def _check_variable_names(names: Iterable[str]) -> None:
 
 
 def check_saving(container: Container | None, resources: Resources) -> None:
-    """Refuse to have several nodes write one image file: each writes what it ran, over the others."""
+    """Refuse to have several nodes write one image file, each over the others."""
     most = max(resources.node_counts)
     if container is not None and container.options.save is not None and most > 1:
         key = "container_options.save"
@@ -116,18 +116,20 @@ def _check_image(image: str) -> None:
 
 
 def _check_file(container: Container) -> None:
-    """Refuse what needs an image that is a file, and what Apptainer does not do."""
+    """Refuse options that need an image file, and those that Apptainer does not have."""
     options, key = container.options, "container_options.runtime"
     if options.stage_to is not None and not container.is_file:
         setting = f"container_options.stage_to={literal(options.stage_to)}"
-        raise _needs_file(f"{setting}: files are copied to the nodes", container)
+        raise _explain_needed_file(f"{setting}: files are copied to the nodes", container)
     if options.runtime == "pyxis":
         if options.gpu_flag != "nv":
             flag = f"container_options.gpu_flag={literal(options.gpu_flag)}"
-            raise setting_error(f"{flag}: Pyxis has none", f"{key}=apptainer, or singularity", (key,))
+            raise setting_error(
+                f"{flag}: Pyxis has no such option", f"{key}=apptainer, or singularity", (key,)
+            )
         return
     if not container.is_file:
-        raise _needs_file(f"{key}={options.runtime}: files are what it starts here", container)
+        raise _explain_needed_file(f"{key}={options.runtime}: the container must be an image file", container)
     for mount in container.mounts:
         if mount.source in SOURCES_WITHOUT_PATH:
             raise setting_error(
@@ -145,7 +147,7 @@ def _check_file(container: Container) -> None:
             )
 
 
-def _needs_file(message: str, container: Container) -> UserError:
+def _explain_needed_file(message: str, container: Container) -> UserError:
     image = container.image
     return setting_error(
         f"{message}, and container={image} is an image of a registry",
@@ -161,9 +163,11 @@ def mounts_of(
 
     A read-only directory below or equal to a writable one is not mounted again: it would cover that.
     """
-    ours = [_of_path(path, writable[path]) for path in _outermost(writable)]
+    ours = [_mount_path(path, writable[path]) for path in _select_outermost(writable)]
     ours += [
-        _of_path(path, readable[path], "ro") for path in _outermost(readable) if not _within(path, writable)
+        _mount_path(path, readable[path], "ro")
+        for path in _select_outermost(readable)
+        if not _is_within(path, writable)
     ]
     theirs = [_parse(text) for text in texts]
     for mount in theirs:
@@ -183,15 +187,15 @@ def _check_cover(mount: Mount, writable: Mapping[Path, str]) -> None:
     )
 
 
-def _within(path: Path, others: Iterable[Path]) -> bool:
+def _is_within(path: Path, others: Iterable[Path]) -> bool:
     return any(path.is_relative_to(other) for other in others)
 
 
-def _outermost(paths: Iterable[Path]) -> list[Path]:
-    return [path for path in paths if not _within(path, [other for other in paths if other != path])]
+def _select_outermost(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if not _is_within(path, [other for other in paths if other != path])]
 
 
-def _of_path(path: Path, key: str, flags: str | None = None) -> Mount:
+def _mount_path(path: Path, key: str, flags: str | None = None) -> Mount:
     if re.search("[,:]", str(path)):
         raise setting_error(
             f"{key}: {literal(str(path))} cannot be mounted in a container: Pyxis separates with , and :",
@@ -204,28 +208,28 @@ def _of_path(path: Path, key: str, flags: str | None = None) -> Mount:
 def _parse(text: str) -> Mount:
     parts = text.split(":", 2)
     if "," in text or not all(parts):
-        raise _no_mount(text, _VALID)
+        raise _explain_mount(text, _VALID)
     if _ADDRESS.match(text):
-        raise _no_mount(text, "a directory that the nodes have: data_preparation.inputs takes addresses")
+        raise _explain_mount(text, "a directory that the nodes have: data_preparation.inputs takes addresses")
     flags = parts[2] if len(parts) > 2 else None
     if parts[0] in SOURCES_WITHOUT_PATH:
         if len(parts) == 1:
-            raise _no_mount(text, f"{text}:/its/target, or ./{text} for a directory of that name")
+            raise _explain_mount(text, f"{text}:/its/target, or ./{text} for a directory of that name")
         source = parts[0]
     else:
-        source = _expanded(parts[0], text)
+        source = _expand(parts[0], text)
         if source.startswith("~"):
-            raise _no_mount(text, "another user's home by its whole path")
+            raise _explain_mount(text, "another user's home by its whole path")
         source = source if source.startswith("/") else str(Path(source).absolute())
-    target = _expanded(parts[1], text) if len(parts) > 1 else source
+    target = _expand(parts[1], text) if len(parts) > 1 else source
     if not target.startswith("/"):
-        raise _no_mount(text, "the target in the container is a whole path")
+        raise _explain_mount(text, "the target in the container is a whole path")
     for flag in flags.split("+") if flags is not None else ():
         _check_flag(flag, text, source)
     return Mount(source, target, flags)
 
 
-def _expanded(path: str, text: str) -> str:
+def _expand(path: str, text: str) -> str:
     """Return a path of a mount with the user's home directory."""
     path = expand_home(path)
     _check_words(path, text, KEY)
@@ -254,5 +258,5 @@ def _check_flag(flag: str, text: str, source: str) -> None:
     )
 
 
-def _no_mount(text: str, hint: str) -> UserError:
+def _explain_mount(text: str, hint: str) -> UserError:
     return setting_error(f"{KEY}: {literal(text)} is not a mount", hint=hint)

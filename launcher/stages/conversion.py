@@ -14,11 +14,11 @@ from launcher.plan import Job
 from launcher.runs.trained import checkpoints_of
 from launcher.stages.checkpoint_source import (
     STEP,
-    configuration_of,
     directory_of,
+    find_source_training,
+    read_configuration,
     require_source,
     tokenizer_directories,
-    training_of_source,
 )
 from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
 from launcher.stages.nemo import nemo_conversion_job
@@ -45,11 +45,11 @@ def _follow(conversion: ConversionConfig, before: RunConfig) -> ConversionConfig
     )
 
 
-def _with_training(config: RunConfig, conversion: ConversionConfig) -> list[RunConfig]:
-    """Return the configuration with what the run of the source says of its training."""
-    model = configuration_of(conversion.model, f"{STAGE}.model")
+def _complete(config: RunConfig, conversion: ConversionConfig) -> list[RunConfig]:
+    """Complete the configuration from the training of the source's run."""
+    model = read_configuration(conversion.model, f"{STAGE}.model")
     changes: dict[str, Any] = {"model": model.get("model", model) if model is not None else None}
-    training = training_of_source(conversion.source)
+    training = find_source_training(conversion.source)
     if training is not None and conversion.training is None:
         changes |= {
             "model": changes["model"] or training.config.get("model"),
@@ -70,7 +70,7 @@ def _plan(run: StageRun, conversion: ConversionConfig) -> Job:
         return nemo_conversion_job(run, conversion, node, readable)
     if conversion.to == "nemo":
         raise setting_error(
-            f"conversion.to=nemo: engine={config.engine} has no NeMo, whose script makes a .nemo file",
+            f"conversion.to=nemo: engine={config.engine} has no NeMo to make a .nemo file",
             hint="engine=nemo, or conversion=huggingface",
             also=("engine",),
         )
@@ -109,7 +109,7 @@ def _check_every(conversion: ConversionConfig, engine: str) -> None:
 
 
 def _readable(conversion: ConversionConfig) -> Iterator[tuple[Path, str]]:
-    """Yield what the job reads, with the keys that it comes from."""
+    """Yield the job's inputs, each with its key."""
     training = conversion.training.directory if conversion.training else None
     paths = {
         "source": conversion.source,
@@ -126,4 +126,4 @@ def _writes(_config: RunConfig, conversion: ConversionConfig) -> list[Path]:
     return [directory_of(conversion.output)]
 
 
-CONVERSION = Stage(STAGE, ConversionConfig, _plan, split=_with_training, follow=_follow, writes=_writes)
+CONVERSION = Stage(STAGE, ConversionConfig, _plan, split=_complete, follow=_follow, writes=_writes)

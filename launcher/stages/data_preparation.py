@@ -1,7 +1,7 @@
 """The data preparation stage: raw sources to tokens, as a single job or as three that follow each other.
 
-The three are launches of runs of their own, ``NAME_fetch``, ``NAME`` (the job array) and ``NAME_merge``: each
-has a log, a state and a history that the verbs about jobs show, and can be launched again alone.
+The three are launches of the runs ``NAME_fetch``, ``NAME`` (the job array) and ``NAME_merge``: each has its
+log, state and history for the verbs about jobs, and can be launched again alone.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from slipway.arithmetic.globs import split_glob
 from slipway.common.sections import Input, Phase
 
 STAGE: Final = "data_preparation"
-# The parts, in their order, with what is added to the name of the run.
+# The parts, in their order, with the suffix of the run's name.
 PHASES: dict[Phase, str] = {"fetch": "_fetch", "tokenize": "", "merge": "_merge"}
 
 # The option of a filter that names the file of a model.
 _MODEL = "model"
 
 
-def _by_phase(config: RunConfig, preparation: DataPreparationConfig) -> list[RunConfig]:
+def _split_phases(config: RunConfig, preparation: DataPreparationConfig) -> list[RunConfig]:
     """Return one configuration for each job: several for an array of tasks.
 
-    Without a queue in which a job could wait, a single process does the work of all tasks.
+    Without a queue, a single process does the work of all tasks.
     """
     if preparation.phase is not None:
-        return [_of_phase(config, preparation, preparation.phase)]
+        return [_configure_phase(config, preparation, preparation.phase)]
     if preparation.tasks == 1 or config.cluster.scheduler != "slurm":
         return [config]
-    return [_of_phase(config, preparation, phase) for phase in PHASES]
+    return [_configure_phase(config, preparation, phase) for phase in PHASES]
 
 
-def _of_phase(config: RunConfig, preparation: DataPreparationConfig, phase: Phase) -> RunConfig:
+def _configure_phase(config: RunConfig, preparation: DataPreparationConfig, phase: Phase) -> RunConfig:
     run, suffix = preparation.run, PHASES[phase]
     changes: dict[str, Any] = {"name": f"{run.name}{suffix}"}
     if suffix:
         changes["results_dir"] = f"{run.results_dir.rstrip('/')}{suffix}"
     if preparation.phase is None and phase != "fetch":
-        changes["dependency"] = None  # what the first part waits for, the others wait for with it
+        changes["dependency"] = None  # the others wait for the first part
     own = replace(preparation, phase=phase, run=run.model_copy(update=changes))
     return config.model_copy(update={STAGE: own})
 
@@ -133,4 +133,4 @@ def _writes(_config: RunConfig, preparation: DataPreparationConfig) -> list[Path
     return [preparation.output_prefix, preparation.tokenizer_dir, *data_sets_of(preparation)]
 
 
-DATA_PREPARATION = Stage(STAGE, DataPreparationConfig, _plan, split=_by_phase, writes=_writes)
+DATA_PREPARATION = Stage(STAGE, DataPreparationConfig, _plan, split=_split_phases, writes=_writes)

@@ -18,19 +18,19 @@ from launcher.runs.paths import LaunchPaths
 from launcher.runs.trained import checkpoints_of
 from launcher.stages.checkpoint_source import (
     STEP,
-    configuration_of,
     directory_of,
+    find_source_training,
+    read_configuration,
     require_source,
     tokenizer_directories,
-    training_of_source,
 )
 from launcher.stages.common import (
     cpu_cluster,
     cpu_environment,
+    request_gpu_per_task,
     resources,
     stage_job,
     trainer_payload,
-    with_gpu_per_task,
 )
 from launcher.stages.stage import Stage, StageRun, section, training_paths
 from launcher.stages.training import launch_config, reads_data_dir
@@ -47,10 +47,10 @@ _PARALLEL = {
 _CORES = 2
 
 
-def _with_training(config: RunConfig, evaluation: EvaluationConfig) -> list[RunConfig]:
-    """Return the configuration with what the run of the source says of its training."""
-    changes: dict[str, Any] = {"training": configuration_of(evaluation.training, f"{STAGE}.training")}
-    training = training_of_source(evaluation.source)
+def _complete(config: RunConfig, evaluation: EvaluationConfig) -> list[RunConfig]:
+    """Complete the configuration from the training of the source's run."""
+    changes: dict[str, Any] = {"training": read_configuration(evaluation.training, f"{STAGE}.training")}
+    training = find_source_training(evaluation.source)
     if training is not None:
         changes = {
             "training": changes["training"] or dict(training.config),
@@ -78,8 +78,8 @@ def _follow(evaluation: EvaluationConfig, before: RunConfig) -> EvaluationConfig
 def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
     """Plan an evaluation: as many tasks as the model's layout needs.
 
-    Raise UserError if nothing says what to evaluate or how it was trained, our trainer cannot read it, or its
-    nodes do not share the tasks evenly.
+    Raise UserError if the source or its training is not given, our trainer cannot read it, or its nodes do
+    not share the tasks evenly.
     """
     config, paths = run.config, run.paths
     if config.engine != "megatron":
@@ -101,7 +101,7 @@ def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
     outputs.setdefault(directory_of(Path(node["converted"])), f"{STAGE}.converted")
     return stage_job(
         run,
-        with_gpu_per_task(requested) if on_gpus else requested,
+        request_gpu_per_task(requested) if on_gpus else requested,
         trainer_payload(run, "slipway.trainer.evaluation", "run"),
         cluster=cluster,
         variables=None if on_gpus else cpu_environment(run),
@@ -112,7 +112,6 @@ def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
 
 
 def _node(run: StageRun, evaluation: EvaluationConfig) -> dict[str, Any]:
-    """Return the node as the job reads it."""
     require_source(evaluation.source, STAGE)
     node = section(run)
     del node["training"]
@@ -125,7 +124,7 @@ def _node(run: StageRun, evaluation: EvaluationConfig) -> dict[str, Any]:
 
 
 def _training(evaluation: EvaluationConfig, paths: LaunchPaths) -> dict[str, Any]:
-    """Return the configuration of the training, whose logs this job does not write."""
+    """Return the configuration of the training, with this job's own directory of logs."""
     key = f"{STAGE}.training"
     if not isinstance(evaluation.training, Mapping):
         raise setting_error(
@@ -177,7 +176,7 @@ def _tasks(processes: int | None, replica: int, devices: int) -> tuple[int, int]
 def _readable(
     config: RunConfig, node: Mapping[str, Any], training: Mapping[str, Any]
 ) -> Iterator[tuple[Path, str]]:
-    """Yield what the job reads, with the keys that it comes from."""
+    """Yield the job's inputs, each with its key."""
     yield Path(node["source"]), f"{STAGE}.source"
     if reads_data_dir(config, training):
         yield Path(config.data_dir), "data_dir"
@@ -190,4 +189,4 @@ def _readable(
             yield Path(name).parent, f"{STAGE}.lm_eval.tasks"
 
 
-EVALUATION = Stage(STAGE, EvaluationConfig, _plan, split=_with_training, follow=_follow)
+EVALUATION = Stage(STAGE, EvaluationConfig, _plan, split=_complete, follow=_follow)

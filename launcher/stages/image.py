@@ -13,7 +13,7 @@ from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import setting_error
 from launcher.plan import Job, Payload
 from launcher.runs.paths import PACKAGE
-from launcher.stages.common import resources, stage_job, without_gpus
+from launcher.stages.common import drop_gpus, resources, stage_job
 from launcher.stages.stage import StageRun, prepare, stage_changes
 
 STAGE = "image"
@@ -24,7 +24,7 @@ _LONGEST_NAME = 100
 
 @dataclass(frozen=True, slots=True)
 class ImageWork:
-    """The work of the job: to run `slipway` with `arguments`, whose paths are absolute, which makes `target`.
+    """The work of the job: `slipway` with `arguments` (with absolute paths) makes `target`.
 
     `name` is the stem of the file: the run is called ``image_<name>``, or nearly so. It is planned as a stage
     is, see `launcher.stages.stage.Stage`.
@@ -35,7 +35,7 @@ class ImageWork:
     target: Path
 
     def prepare(self, config: RunConfig, number: int) -> StageRun:
-        """Prepare a launch that makes an image; its run's directory lies beside those of trainings.
+        """Prepare a launch that makes an image; its run's directory lies next to those of trainings.
 
         `stage_cluster.image` wins over the job's own changes to the cluster.
         """
@@ -49,14 +49,14 @@ class ImageWork:
         )
         requested = {"cpus_per_task": config.image_job.cpus_per_task, "mem": config.image_job.mem}
         changes = {
-            **without_gpus(config.cluster),
+            **drop_gpus(config.cluster),
             **{key: value for key, value in requested.items() if value is not None},
         }
         own = stage_changes(config, STAGE)
         cluster = config.cluster.model_copy(
             update={key: value for key, value in changes.items() if key not in own}
         )
-        # The launcher itself runs in it, whatever the trainings run in.
+        # The launcher itself runs in it, outside of the trainings' container.
         changed = config.model_copy(update={"cluster": cluster, "container": None})
         return prepare(STAGE, node, changed, number)
 

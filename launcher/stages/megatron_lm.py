@@ -1,8 +1,7 @@
 """engine=megatron_lm: Megatron-LM's own scripts, their options derived from the same configuration.
 
-The options are those that the parsers of Megatron-LM core_v0.12.3, whose megatron-core NeMo 2.4 has, and of
-core_v0.16.1 share (`megatron/training/arguments.py`); what differs between releases is decided in the job, by
-`templates/megatron_lm.py`.
+The options are those that the parsers of Megatron-LM core_v0.12.3 (NeMo 2.4's megatron-core) and core_v0.16.1
+share (`megatron/training/arguments.py`); `templates/megatron_lm.py` adapts them to a release in the job.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from launcher.stages.megatron_lm_model import (
     stack_of,
     values,
 )
-from launcher.stages.names_and_paths import checked_path
+from launcher.stages.names_and_paths import check_path
 from launcher.stages.stage import Engine, StageRun, refuse_resume
 from slipway.common.sections import ModelType
 
@@ -62,7 +61,7 @@ _RESETS = same_names("reset_position_ids", "reset_attention_mask", "eod_mask_los
 
 
 class _Computed(StrictModel):
-    """Keys of NeMo's that options are computed from, whose types therefore count."""
+    """Keys of NeMo's that options are computed from: their types count."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -132,7 +131,7 @@ def _payload(run: StageRun, training: TrainingConfig, written: Mapping[str, Any]
 
     Raise UserError if the configuration asks for what Megatron-LM has no option for.
     """
-    root, model_type = checked_path(run.config.megatron_lm_path, "megatron_lm_path"), training.run.model_type
+    root, model_type = check_path(run.config.megatron_lm_path, "megatron_lm_path"), training.run.model_type
     start = (python(run.config), "-u", str(run.paths.megatron_lm), root, model_type)
     return Payload(
         argv=(*start, *megatron_lm_arguments(written, model_type)),
@@ -154,8 +153,8 @@ def megatron_lm_arguments(written: Node, model_type: ModelType) -> list[str]:
 
 
 def is_translated(written: Node, model_type: ModelType, key: str) -> bool:
-    """Return True if another value of a dotted key, or none, makes other options or is refused."""
-    # What is read under other values of other keys alone.
+    """Return True if another value of a dotted key, or null, makes other options or is refused."""
+    # These are read under certain values of other keys alone.
     if key in (*(f"model.{name}" for name in _FP8), "model.recompute_modules"):
         return True
     *path, last = key.split(".")
@@ -245,7 +244,7 @@ def _optimizer(trainer: Node, optim: Node) -> Iterator[Option]:
     yield "--adam-beta1", betas[0]
     yield "--adam-beta2", betas[1]
     yield "--adam-eps", optim.get("eps")
-    yield "--clip-grad", trainer.get("gradient_clip_val") or 0.0  # Megatron-LM clips unless told
+    yield "--clip-grad", trainer.get("gradient_clip_val") or 0.0  # Megatron-LM clips by default
     # In 32 bits core_v0.16.1 saves the distributed optimizer and cannot load it: it copies into a view of a
     # parameter (megatron/core/optimizer/distrib_optimizer.py, _set_main_param_and_optimizer_states).
     if optim.get("name") in _DISTRIBUTED and str(trainer.get("precision")) not in _WIDE:
@@ -355,7 +354,7 @@ def _saving_and_logging(trainer: Node, exp_manager: Node, model: Node) -> Iterat
 
 
 def _whole(trainer: Node, key: str) -> int | None:
-    """Return a number of steps; Lightning takes fractions too, of which only none is a number of steps."""
+    """Return a number of steps; Lightning also accepts fractions, but only 0.0 can be expressed as steps."""
     value = trainer.get(key)
     if value is None or isinstance(value, int):
         return value

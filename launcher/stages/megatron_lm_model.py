@@ -13,7 +13,6 @@ from slipway.common.sections import ModelType
 
 # An option and its value: None leaves it out, and a tuple gives it several values, or none.
 Option = tuple[str, object]
-# A node of the configuration.
 Node = Mapping[str, Any]
 
 
@@ -22,7 +21,7 @@ def same_names(*keys: str) -> dict[str, str]:
     return {key: f"--{key.replace('_', '-')}" for key in keys}
 
 
-# NeMo's switches that are on unless said otherwise, and how Megatron-LM is told that one is off.
+# NeMo's switches that are on by default, and Megatron-LM's options that switch them off.
 _OFF = {
     "bias_dropout_add_fusion": "--no-bias-dropout-fusion",
     "masked_softmax_fusion": "--no-masked-softmax-fusion",
@@ -30,7 +29,7 @@ _OFF = {
     "bias": "--disable-bias-linear",
 }
 
-# NeMo's switches that are off unless said otherwise, and how Megatron-LM is told that one is on.
+# NeMo's switches that are off by default, and Megatron-LM's options that switch them on.
 _ON = {
     "qkv_bias": "--add-qkv-bias",
     **same_names("add_qkv_bias", "fp32_residual_connection", "rotary_interleaved"),
@@ -84,7 +83,6 @@ _OF_A_STACK = ("arch", "activations_checkpoint_num_layers")
 
 
 def argument_vector(options: Iterable[Option]) -> list[str]:
-    """Return options as the words of a command."""
     words: list[str] = []
     for name, value in options:
         if value is not None:
@@ -93,18 +91,15 @@ def argument_vector(options: Iterable[Option]) -> list[str]:
 
 
 def flag(name: str, is_set: object) -> Option:
-    """Return an option without a value."""
     return name, () if is_set else None
 
 
 def values(names: Mapping[str, str], node: Node) -> Iterator[Option]:
-    """Yield options with the values of a node's keys."""
     for key, name in names.items():
         yield name, node.get(key)
 
 
 def flags(names: Mapping[str, str], node: Node) -> Iterator[Option]:
-    """Yield the flags whose keys are true in a node."""
     for key, name in names.items():
         yield flag(name, node.get(key))
 
@@ -151,10 +146,10 @@ def _check_fixed(node: Node, path: str) -> None:
     for key, only in _FIXED.items():
         if node.get(key) not in (only, None):
             hint = f"with engine=megatron_lm: {path}.{key}={'null' if only is None else only}"
-            raise _no_option(f"{path}.{key}", node[key], hint)
+            raise _explain_no_option(f"{path}.{key}", node[key], hint)
 
 
-def _no_option(key: str, value: object, hint: str) -> UserError:
+def _explain_no_option(key: str, value: object, hint: str) -> UserError:
     return setting_error(f"{key}={literal(value)}: Megatron-LM has no option for that", hint=hint)
 
 
@@ -194,14 +189,14 @@ def _batches(model: Node) -> Iterator[Option]:
 def _layers(stack: Node, path: str) -> Iterator[Option]:
     yield from values(_VALUES, stack)
     norm = "layernorm1p" if stack.get("layernorm_zero_centered_gamma") else "layernorm"
-    yield from _one_of(_NORMS, stack, path, "normalization", norm)
-    activation = _one_of(_ACTIVATIONS, stack, path, "activation", "gelu")
+    yield from _require_one_of(_NORMS, stack, path, "normalization", norm)
+    activation = _require_one_of(_ACTIVATIONS, stack, path, "activation", "gelu")
     if activation is not None:
         yield activation, ()
     fusion = "--no-bias-swiglu-fusion" if activation == _SWIGLU else "--no-bias-gelu-fusion"
     # There is no such kernel for a squared ReLU, and megatron-core refuses to look for one.
     yield flag(fusion, stack.get("bias_activation_fusion") is False or activation == _SQUARED_RELU)
-    positions = _one_of(_POSITIONS, stack, path, "position_embedding_type", "learned_absolute")
+    positions = _require_one_of(_POSITIONS, stack, path, "position_embedding_type", "learned_absolute")
     yield "--position-embedding-type", positions
     if positions == "rope":
         yield "--rotary-percent", stack.get("rotary_percentage")
@@ -215,7 +210,7 @@ def _layers(stack: Node, path: str) -> Iterator[Option]:
 def _implementation(model: Node) -> Iterator[Option]:
     yield "--transformer-impl", "transformer_engine" if model.get("transformer_engine") else "local"
     yield flag("--no-gradient-accumulation-fusion", model.get("gradient_accumulation_fusion") is False)
-    backend = _one_of(_ATTENTION, model, "training.model", "attention_backend", "auto")
+    backend = _require_one_of(_ATTENTION, model, "training.model", "attention_backend", "auto")
     yield "--attention-backend", backend
     yield from flags(same_names("use_cpu_initialization", "fp16_lm_cross_entropy"), model)
     yield from flags(same_names("calculate_per_token_loss", *_COUNTED_ENDS), model)
@@ -235,10 +230,10 @@ def _recomputation(stack: Node) -> Iterator[Option]:
         yield "--recompute-num-layers", layers
 
 
-def _one_of(known: Mapping[str, Any], stack: Node, path: str, key: str, default: str) -> Any:
+def _require_one_of(known: Mapping[str, Any], stack: Node, path: str, key: str, default: str) -> Any:
     value = stack.get(key) or default
     if value not in known:
-        raise _no_option(f"{path}.{key}", value, f"valid with engine=megatron_lm: {', '.join(known)}")
+        raise _explain_no_option(f"{path}.{key}", value, f"valid with engine=megatron_lm: {', '.join(known)}")
     return known[value]
 
 
@@ -282,7 +277,7 @@ def _experts(model: Node) -> Iterator[Option]:
         return
     for key, value in model.items():
         if key.startswith("moe_") and key not in _KNOWN and value:
-            raise _no_option(f"training.model.{key}", value, "null, or engine=nemo")
+            raise _explain_no_option(f"training.model.{key}", value, "null, or engine=nemo")
     yield from values(_EXPERT_VALUES, model)
     # Megatron-LM reads a list without spaces.
     frequency = model.get("moe_layer_freq")
@@ -292,7 +287,7 @@ def _experts(model: Node) -> Iterator[Option]:
 
 
 def _latent_attention(model: Node) -> Iterator[Option]:
-    """Yield the options of attention whose queries and keys have norms, or come out of narrow vectors.
+    """Yield the options of attention with norms of queries and keys, or with these from narrow vectors.
 
     Its rotary positions are YaRN's there, which are the plain ones with the scaling factor of 1 that the
     options begin with.
@@ -302,6 +297,6 @@ def _latent_attention(model: Node) -> Iterator[Option]:
         return
     if model.get("rope_type") != "rope":
         key = "training.model.rope_type"
-        raise _no_option(key, model.get("rope_type"), f"{key}=rope")
+        raise _explain_no_option(key, model.get("rope_type"), f"{key}=rope")
     yield flag("--multi-latent-attention", True)
     yield from values(_LATENT_VALUES, model)

@@ -12,7 +12,7 @@ from launcher.plan import RENDEZVOUS
 from launcher.secrecy import MASK, hidden
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
-# Sites ask for names such as `account-project:run`; in names of files a `-` stands for the other signs.
+# Sites ask for names such as `account-project:run`; in names of files a `-` replaces the other signs.
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=:@-]*")
 
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -50,7 +50,7 @@ def check_variables(key: str, names: Iterable[str]) -> None:
             raise setting_error(f"{path}: {message}", hint=hint)
 
 
-def checked_path(value: str, key: str, *, is_on_host: bool = True) -> str:
+def check_path(value: str, key: str, *, is_on_host: bool = True) -> str:
     """Require an absolute path, as tasks start in another directory than the user's; raise UserError.
 
     For a path that is not `is_on_host` but in the container no path of this machine is suggested.
@@ -69,7 +69,7 @@ def is_program(value: str) -> bool:
     return bool(value) and ("/" not in value or Path(value).is_absolute())
 
 
-def required_program(value: str, key: str, *, is_on_host: bool = True) -> str:
+def require_program(value: str, key: str, *, is_on_host: bool = True) -> str:
     """Require a program that is found wherever the job starts; raise UserError for a relative path.
 
     For one that is not `is_on_host` but in the container no path of this machine is suggested.

@@ -15,17 +15,17 @@ from launcher.stages.checkpoint_source import directory_of
 from launcher.stages.common import (
     config_arguments,
     python,
+    request_gpu_per_task,
     resources,
     stage_job,
     trainer_payload,
-    with_gpu_per_task,
 )
-from launcher.stages.names_and_paths import checked_path
+from launcher.stages.names_and_paths import check_path
 from launcher.stages.stage import Engine, StageRun, refuse_resume
 
 _SCRIPTS = "examples/nlp/language_modeling"
 
-# Lightning takes a job of such a name for a shell, and each of its tasks for a training of its own.
+# Lightning takes a job of such a name for a shell, and each of its tasks for a separate training.
 _NAMES_OF_SHELLS = ("bash", "interactive")
 # Lightning's (_PRECISION_INPUT), without its suffixes.
 _PRECISIONS = ("bf16", "16", "32", "64", "transformer-engine")
@@ -64,7 +64,7 @@ def _payload(run: StageRun, training: TrainingConfig, _written: Mapping[str, Any
             hint="choose another name",
             also=("cluster.job_name_prefix",),
         )
-    root = checked_path(run.config.nemo_path, "nemo_path")
+    root = check_path(run.config.nemo_path, "nemo_path")
     return Payload(
         argv=(
             python(run.config),
@@ -81,7 +81,7 @@ def _payload(run: StageRun, training: TrainingConfig, _written: Mapping[str, Any
     )
 
 
-# Keys whose meaning is megatron-core's, and that NeMo reads otherwise (megatron_gpt_model.py, `loss_func`;
+# Keys with megatron-core's meaning that NeMo reads otherwise (megatron_gpt_model.py, `loss_func`;
 # megatron_base_model.py, `build_transformer_config`), with the reason.
 _UNREAD = {
     "calculate_per_token_loss": "NeMo's loss has no number of tokens: gradients would be sums over ranks",
@@ -109,10 +109,10 @@ def _check_model(model_type: str, model: Mapping[str, Any]) -> None:
 
 
 def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, Any]) -> dict[str, Any]:
-    """Change the nodes to what NeMo needs in order to resume, and add the keys beside them.
+    """Change the nodes so that NeMo can resume, and add NeMo's other root keys.
 
-    `trainer.max_time` is of all launches of a run together for Lightning, whose clock is part of the
-    checkpoint; NeMo's own `max_time_per_run` starts anew with each.
+    For Lightning `trainer.max_time` is of all launches of a run together, as the checkpoint has its clock;
+    NeMo's own `max_time_per_run` starts anew with each.
     """
     refuse_resume(config, training.resume)
     trainer, exp_manager = written["trainer"], written["exp_manager"]
@@ -131,8 +131,8 @@ def nemo_conversion_job(
 ) -> Job:
     """Plan a conversion by NeMo's own script: one task for each GPU of a replica of the model.
 
-    The script builds the model and loads the checkpoint into it. What the job alone knows, such as the name
-    of the newest checkpoint, is added there (`slipway.trainer.conversion.nemo`). `node` is the conversion as
+    The script builds the model and loads the checkpoint into it. The job adds the values that only it knows,
+    such as the name of the newest checkpoint (`slipway.trainer.conversion.nemo`). `node` is the conversion as
     the job reads it. Raise UserError if NeMo has no such script, or it needs to know more of the training.
     """
     _check_conversion(conversion)
@@ -150,7 +150,7 @@ def nemo_conversion_job(
             key="cluster.gpus_per_node",
             hint=f"cluster.gpus_per_node={next(n for n in range(most, 0, -1) if tasks % n == 0)}",
         )
-    root = checked_path(config.nemo_path, "nemo_path")
+    root = check_path(config.nemo_path, "nemo_path")
     options = (
         *("--nemo-path", root),
         *("--tensor_model_parallel_size", str(tensor)),
@@ -162,7 +162,7 @@ def nemo_conversion_job(
     requested = resources(config.cluster, conversion.run, nodes=nodes, tasks=tasks // nodes)
     return stage_job(
         run,
-        with_gpu_per_task(requested),
+        request_gpu_per_task(requested),
         replace(payload, python_path=(root, *payload.python_path)),
         engine="nemo",
         readable=readable,
@@ -216,7 +216,7 @@ def _check_llama(conversion: ConversionConfig, model: Mapping[str, Any]) -> None
             is_gpt = conversion.model_type == "gpt"
             what = f"model.{key}={literal(model.get(key))}" if is_gpt else "its model_type"
             raise setting_error(
-                f"conversion.to=huggingface: NeMo's script converts Llamas, and {what} is none of theirs",
+                f"conversion.to=huggingface: NeMo's script converts only Llama models; {what} is not one",
                 hint="conversion=nemo makes a .nemo file of it",
                 also=("engine",),
             )

@@ -22,18 +22,17 @@ from launcher.stages.workspace import WORKSPACE
 if TYPE_CHECKING:
     from launcher.stages.image import ImageWork
 
-# Every stage by its name.
 _STAGES: Mapping[str, Stage[Any]] = {
     stage.name: stage for stage in (DATA_PREPARATION, TRAINING, CONVERSION, EVALUATION, WORKSPACE, COMMAND)
 }
 
 
-def by_stage(config: RunConfig) -> list[RunConfig]:
+def split_by_stage(config: RunConfig) -> list[RunConfig]:
     """Return one configuration for each job of each requested stage, in that order.
 
     Raise UserError if the stages cannot be launched one after the other.
     """
-    configs = [part for stage in _apart(config) for part in _split(stage)]
+    configs = [part for stage in _one_config_per_stage(config) for part in _split(stage)]
     directories = [prepare_launch(part).paths.run_dir for part in configs] if len(configs) > 1 else []
     double = next((path for position, path in enumerate(directories) if path in directories[:position]), None)
     if double is not None:
@@ -56,34 +55,32 @@ def stage_name(config: RunConfig) -> str:
 def outputs_of(configs: Iterable[RunConfig]) -> Iterator[Path]:
     """Yield the files and directories that launches leave to later stages."""
     for config in configs:
-        stage = stage_of(config)
+        stage = find_stage(config)
         yield from stage.writes(config, stage.node(config))
 
 
-def stage_of(config: RunConfig) -> Stage[Any]:
-    """Return the one stage of a configuration."""
+def find_stage(config: RunConfig) -> Stage[Any]:
     (name,) = config.stages
     return _STAGES[name]
 
 
 def _split(config: RunConfig) -> Iterable[RunConfig]:
-    stage = stage_of(config)
+    stage = find_stage(config)
     return stage.split(config, stage.node(config))
 
 
-def _apart(config: RunConfig) -> list[RunConfig]:
-    """Return one configuration for each requested stage."""
+def _one_config_per_stage(config: RunConfig) -> list[RunConfig]:
     _check_every(config)
     if len(config.stages) == 1:
         return [config]
     _check_order(config)
-    return [_behind(config, position) for position in range(len(config.stages))]
+    return [_single_stage_config(config, position) for position in range(len(config.stages))]
 
 
-def _behind(config: RunConfig, position: int) -> RunConfig:
-    """Return the configuration of a stage alone, with what it takes from the stages before it.
+def _single_stage_config(config: RunConfig, position: int) -> RunConfig:
+    """Return the configuration of a stage alone, completed from the stages before it.
 
-    What belongs to other stages is taken out: nothing later on has to know that there are others.
+    The nodes of other stages are removed: nothing later on has to know of them.
     """
     before, name = config.stages[:position], config.stages[position]
     earlier: dict[str, Any] = dict.fromkeys(STAGES) | {stage: getattr(config, stage) for stage in before}
@@ -109,14 +106,14 @@ def _check_order(config: RunConfig) -> None:
 
 
 def _check_every(config: RunConfig) -> None:
-    """Refuse a stage after each n-th checkpoint where no training makes them, or nobody can submit it."""
+    """Refuse a stage after each n-th checkpoint if no training makes them, or no node can submit it."""
     for position, stage in enumerate(config.stages):
         key, every = f"{stage}.every", getattr(getattr(config, stage), "every", None)
         if every is None:
             continue
         if "training" not in config.stages[:position]:
             raise setting_error(
-                f"{key}={every}: there is no training before it, whose checkpoints it would count",
+                f"{key}={every}: there is no training before it to count checkpoints of",
                 hint=f"{key}=null, or stages=[training,{stage}]",
                 also=("stages",),
             )
@@ -130,16 +127,16 @@ def _check_every(config: RunConfig) -> None:
 
 
 def prepare_launch(config: RunConfig, work: ImageWork | None = None) -> StageRun:
-    """Prepare a launch of the one stage of a configuration (see `by_stage`), or of the work on an image.
+    """Prepare a launch of the single stage of a configuration, or of the work on an image.
 
     Raise UserError if the group of the stage is not in the configuration, or a name cannot be a file's.
     """
-    return (work or stage_of(config)).prepare(config, number=1)
+    return (work or find_stage(config)).prepare(config, number=1)
 
 
 def plan_launch(config: RunConfig, *, number: int, tag: str, work: ImageWork | None = None) -> Plan:
     """Plan one launch of one stage, or of the work on an image. A pure function of its arguments."""
-    stage = work or stage_of(config)
+    stage = work or find_stage(config)
     run = stage.prepare(config, number)
     check_secrets(run.config)
     return Plan(

@@ -19,7 +19,7 @@ from launcher.errors import UserError, literal, setting_error
 from launcher.plan import Job, Payload, Profile, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.containers import check_saving
-from launcher.stages.names_and_paths import JOB_NAME, SAFE_NAME, check_variables, checked_path
+from launcher.stages.names_and_paths import JOB_NAME, SAFE_NAME, check_path, check_variables
 
 AnyNode = StageConfig | StageSection
 Node = TypeVar("Node", bound=AnyNode)
@@ -47,7 +47,7 @@ class StageRun:
 
     @property
     def changes(self) -> Mapping[str, Any]:
-        """The stage's own changes to the cluster, which win over what the stage asks for by itself."""
+        """The stage's changes to the cluster, which win over the stage's own requests."""
         return stage_changes(self.config, self.stage)
 
     @property
@@ -66,10 +66,10 @@ def section(run: StageRun) -> dict[str, Any]:
 class Stage(Generic[Node]):
     """One stage of those that `stages` names; `model` is its node in the configuration.
 
-    `plan` plans the job of a launch, without what `add_environment` adds. `split` returns a configuration for
-    each job that the stage takes, from one that has this stage alone. `follow` returns the node with what it
-    takes from the stages before it: the configuration that it reads has their nodes, and no others. `writes`
-    are the files and directories that a later stage may read. `alone` says why none can be launched with it.
+    `plan` plans the job of a launch, before `add_environment`. `split` returns a configuration for each job
+    of the stage, from one that has this stage alone. `follow` completes the node from the stages before it:
+    the configuration that it reads has their nodes, and no others. `writes` are the files and directories
+    that a later stage may read. `alone` says why no other stage can be launched with it.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Stage(Generic[Node]):
 class Engine:
     """A program that trains.
 
-    `configure` completes the configuration of a launch, or refuses what the program has no option for.
+    `configure` completes the configuration of a launch, or refuses keys that the program has no option for.
     `payload` runs the program on the result, with the variables of `environment`. Of a model it leaves the
     nodes `unread` where the data are mock data, which come from no file.
     """
@@ -115,7 +115,7 @@ class Engine:
 
 
 def refuse_resume(config: RunConfig, resume: ResumeNode) -> None:
-    """Refuse what only our trainer does: NeMo ignores a node that it does not know."""
+    """Refuse the options of our trainer: other engines would ignore them."""
     for name, value in resume:
         if name != "accept_data" and value != ResumeNode.model_fields[name].default:
             key = f"training.resume.{name}"
@@ -161,7 +161,6 @@ def training_paths(config: RunConfig, training: TrainingConfig) -> LaunchPaths:
 
 
 def stage_changes(config: RunConfig, stage: str) -> Mapping[str, Any]:
-    """Return the changes of `stage_cluster` for a stage."""
     return next((changes for name, changes in config.stage_cluster.items() if name == stage), {})
 
 
@@ -190,8 +189,8 @@ _HOPPER, _BLACKWELL, _BLACKWELL_WORKSTATION = 9, 10, 12
 def add_environment(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
     """Complete a job that a stage planned.
 
-    What follows from the model comes first: the cluster's variables and the user's win over it, and a null
-    of theirs leaves it out.
+    The variables derived from the model come first: the cluster's and the user's win over them, and a null
+    leaves one out.
     """
     check_saving(job.container, job.resources)
     job = replace(job, mpi=_mpi(job, config), environment_files=_environment_files(config, job))
@@ -227,7 +226,7 @@ def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
     by_name = {name: path for name, path in files.items() if path is not None}
     for name, path in by_name.items():
         key = f"env_files.{name}" if name in config.env_files else "wandb_api_key_file"
-        checked_path(path, key)
+        check_path(path, key)
         if name in job.environment:
             raise setting_error(f"{key}: env_vars.{name} is set too", hint=f"env_vars.{name}=null")
     return by_name
@@ -270,7 +269,7 @@ def _gpu_environment(model: Mapping[str, Any], own_variables: set[str]) -> dict[
 
 
 def _count(model: Mapping[str, Any], key: str) -> int:
-    """Return a parallel size, or 1 for what is not a number: the checks report it."""
+    """Return a parallel size, or 1 if it is not a number: the checks report that."""
     value = model.get(key)
     return value if isinstance(value, int) else 1
 
@@ -282,7 +281,7 @@ def _binding(config: RunConfig) -> NumaMapping | None:
             f"numa_mapping.max_cores={mapping.max_cores}: less than min_cores, {mapping.min_cores}",
             also=("numa_mapping.min_cores",),
         )
-    # A site that tells srun how to bind knows its reasons; without a scheduler nobody keeps two runs apart.
+    # A site's own binding by srun wins; without a scheduler two runs could share cores.
     by_srun = any(text.startswith("--cpu-bind") for text in config.cluster.srun_args)
     if not mapping.enable or by_srun or config.cluster.scheduler == "local":
         return None

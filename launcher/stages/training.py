@@ -28,7 +28,6 @@ _MARGIN_PART = 4
 
 
 def plan_training(run: StageRun, training: TrainingConfig) -> Job:
-    """Plan the pretraining of one model."""
     config, paths = run.config, run.paths
     _check_range(config)
     trainer = parse(TrainerNode, training.trainer, "training.trainer")
@@ -55,12 +54,12 @@ def _training_resources(config: RunConfig, training: TrainingConfig, trainer: Tr
     try:
         requested = resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
     except UserError as error:
-        raise Mistakes([*error.mistakes, *_too_many_tasks(config, training, trainer)]) from error
+        raise Mistakes([*error.mistakes, *_check_tasks(config, training, trainer)]) from error
     return replace(requested, max_nodes=most)
 
 
-def _too_many_tasks(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Iterator[UserError]:
-    """Say beside another contradiction what the check `layout.gpus` would say after that is mended."""
+def _check_tasks(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Iterator[UserError]:
+    """Yield the finding of the check `layout.gpus`, which another contradiction would hide."""
     gpus = config.cluster.gpus_per_node
     if gpus is not None and trainer.devices > gpus and training.trainer.get("accelerator") != "cpu":
         yield setting_error(
@@ -83,7 +82,7 @@ def reads_data_dir(config: RunConfig, written: Mapping[str, Any]) -> bool:
 def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> dict[str, Any]:
     """Return the configuration of this launch: logs are the launch's own, checkpoints the run's.
 
-    Only what the user left at its default is filled in.
+    Only keys that the user left at their defaults are filled in.
     """
     nodes = _node_range(config)
     trainer, exp_manager = copy.deepcopy(training.trainer), copy.deepcopy(training.exp_manager)
@@ -96,7 +95,7 @@ def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPath
         # NeMo looks for what to resume from where it would save: not in explicit_log_dir, if this is given.
         checkpoint["dirpath"] = str(paths.checkpoints)
     if data.get("data_impl") == "mmap" and data.get("index_mapping_dir") is None:
-        # NeMo would write its index files beside the data, which the container sees read-only.
+        # NeMo would write its index files next to the data, which the container sees read-only.
         data["index_mapping_dir"] = str(paths.run_dir / "index_mapping")
     if nodes is not None:
         trainer["num_nodes"], _ = nodes
@@ -111,7 +110,7 @@ def _node(parent: dict[str, Any], name: str, path: str) -> dict[str, Any]:
     return node
 
 
-# --- resilience: what follows when a job ends before its training
+# --- resilience: jobs that end before their training
 
 
 def _chain(config: RunConfig, checkpoints: str) -> Chain:
@@ -140,7 +139,7 @@ def _chain(config: RunConfig, checkpoints: str) -> Chain:
 
 
 def _check_range(config: RunConfig) -> None:
-    """Refuse a range of nodes that is empty, or that nobody chooses from."""
+    """Refuse a range of nodes that is empty, or that no scheduler chooses from."""
     nodes, scheduler = config.resilience.nodes, config.cluster.scheduler
     if nodes is None:
         return
@@ -179,7 +178,7 @@ def _margin(time_limit: str | None) -> int | None:
     try:
         limit = parse_time_limit(time_limit) if time_limit is not None else None
     except ValueError:
-        return None  # the checks tell
+        return None  # the checks report it
     return None if limit is None else max(1, min(_LONGEST_MARGIN, limit // _MARGIN_PART))
 
 
@@ -187,7 +186,7 @@ def _margin(time_limit: str | None) -> int | None:
 
 
 def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, Any]) -> dict[str, Any]:
-    """Add what says from where our trainer starts; an earlier version of it knows no newer key."""
+    """Add the start of our trainer to its configuration; an earlier version of it knows no newer key."""
     if (nodes := _node_range(config)) is not None and nodes[1] is not None:
         written["trainer"]["num_nodes"] = None  # it counts them itself
     path, resume = training.restore_from_path, training.resume

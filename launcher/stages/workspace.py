@@ -1,4 +1,4 @@
-"""The workspace stage: a shell on one node, with what a training would see there."""
+"""The workspace stage: a shell on one node, in the environment of a training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.config.stage_schema import WorkspaceConfig
 from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
 from launcher.runs.paths import PACKAGE, LaunchPaths
 from launcher.stages.common import gpus_as_requested
-from launcher.stages.names_and_paths import checked_path, required_program
+from launcher.stages.names_and_paths import check_path, require_program
 from launcher.stages.stage import Stage, StageRun
 from launcher.stages.training import plan_training
 
@@ -25,7 +25,7 @@ _OF_SBATCH = "array batch export export-file ignore-pbs input kill-on-invalid-de
 _NOT_OF_SALLOC = frozenset(_OF_SBATCH.split())
 
 
-def _with_own_image(config: RunConfig, workspace: WorkspaceConfig) -> list[RunConfig]:
+def _use_own_image(config: RunConfig, workspace: WorkspaceConfig) -> list[RunConfig]:
     """Use the workspace's own image, or the recipe's `dev` flavor."""
     image = workspace.container or config.container
     recipe = recipe_and_flavor(image or "")
@@ -41,7 +41,7 @@ def _plan(run: StageRun, workspace: WorkspaceConfig) -> Job:
     job = plan_training(run, config.training)
     container, payload = job.container, job.payload
     has_trainer = str(run.paths.code) in payload.python_path
-    shell = required_program(workspace.shell, f"{STAGE}.shell", is_on_host=container is None)
+    shell = require_program(workspace.shell, f"{STAGE}.shell", is_on_host=container is None)
     working_dir, python_path = payload.working_dir, payload.python_path
     # The tasks of a training start in their launch's copy of our trainer; here there is no launch.
     if has_trainer and container is not None and config.cluster.scheduler != "local":
@@ -52,7 +52,7 @@ def _plan(run: StageRun, workspace: WorkspaceConfig) -> Job:
         python_path = () if root.name in _SITE_DIRECTORIES else (str(root),)
         working_dir = config.launcher_scripts_path
     if workspace.workdir is not None:
-        working_dir = checked_path(workspace.workdir, f"{STAGE}.workdir")
+        working_dir = check_path(workspace.workdir, f"{STAGE}.workdir")
     return replace(
         job,
         stage=STAGE,
@@ -121,6 +121,6 @@ WORKSPACE = Stage(
     STAGE,
     WorkspaceConfig,
     _plan,
-    split=_with_own_image,
-    alone="a workspace is a shell to sit at; nothing waits for its end",
+    split=_use_own_image,
+    alone="a workspace is interactive: no other stage can depend on it",
 )

@@ -20,7 +20,7 @@ from launcher.drafting import Request
 from launcher.errors import UserError, explain_os_error
 from launcher.launching.recovery import reconcile_unconfirmed
 from launcher.launching.submission import describe_ignored, submit, validate
-from launcher.launching.writing import files_of, manifest_of, quoted_line, record_job, with_digest
+from launcher.launching.writing import add_digest, files_of, manifest_of, quote_line, record_job
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
 from launcher.rendering.render import render_template
 from launcher.rendering.slurm_flags import header_lines
@@ -241,7 +241,7 @@ def _write_point(
         launch = Request(draft.composition.overrides, request.command, request.config_dirs)
         # The image of each is its own, where images are swept.
         image = draft.plan.job.container.image if draft.plan.job.container else None
-        own_origin = with_digest(provenance.of_image(origin, image), image)
+        own_origin = add_digest(provenance.of_image(origin, image), image)
         manifest = replace(manifest_of(draft, launch, own_origin), **fields)
         files = files_of(draft, manifest, launch)
         del files[paths.supervisor]  # shared by all points
@@ -257,10 +257,10 @@ def _pasteable(point: Point, request: SweepRequest) -> str:
     trees += [("--template-dir", request.template_dir)] if request.template_dir is not None else []
     options = [word for name, path in trees for word in (name, str(path))]
     alone = ["slipway", "launch", *recorded(point.draft.composition.overrides), *options]
-    directory = quoted_line(["cd", str(Path.cwd())])
+    directory = quote_line(["cd", str(Path.cwd())])
     return (
-        f"{directory} && {quoted_line(recorded(request.command))}\n"
-        f"# this point alone, as the next launch of its run:\n# {directory} && {quoted_line(alone)}\n"
+        f"{directory} && {quote_line(recorded(request.command))}\n"
+        f"# this point alone, as the next launch of its run:\n# {directory} && {quote_line(alone)}\n"
     )
 
 

@@ -191,7 +191,7 @@ def test_innermost_and_latest_mount_counts(
     workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, kind: str | None
 ) -> None:
     set_mounts(monkeypatch, tmp_path, DISK + lines.format(here=workdir))
-    mount = systems.local_mount(workdir / "not" / "yet" / "there")
+    mount = systems.find_local_mount(workdir / "not" / "yet" / "there")
     assert (mount.kind if mount is not None else None) == kind
 
 
@@ -199,8 +199,8 @@ def test_names_with_blanks_are_read_as_they_are(tmp_path: Path, monkeypatch: pyt
     directory = tmp_path / "a b"
     directory.mkdir()
     set_mounts(monkeypatch, tmp_path, f"{DISK}9 1 0:9 / {tmp_path}/a\\040b rw - beegfs b rw\n")
-    assert systems.local_mount(directory) is None
-    assert systems.local_mount(tmp_path) is not None
+    assert systems.find_local_mount(directory) is None
+    assert systems.find_local_mount(tmp_path) is not None
 
 
 def test_unknown_mounts_skip_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from launcher.checks.registry import run_checks
 from launcher.checks.rules.images import ENCODER_STAGES, TRAINER_CORE
 from launcher.images.references import Reference, contents_of_reference
 from launcher.plan import Container, Mount, Payload
-from launcher.releases import Contents, contents_of, with_installed
+from launcher.releases import Contents, add_installed, contents_of
 from tests.checks.path_jobs import draft_with
 from tests.checks.plans import GPT, KNOWN, changed, plan_of
 from tests.stages.test_megatron_lm_start import load_start
@@ -294,9 +294,9 @@ def test_answer_of_the_images_python_counts_more_than_the_table() -> None:
     image = "/images/ours.sqsh"
     old = contents_of("nvcr.io", "nvidia/nemo", "26.04")
     assert old is not None
-    mended = with_installed(old, INSTALLED)
+    mended = add_installed(old, INSTALLED)
     assert findings(image, contents=mended) == [] == findings(image, "megatron", contents=mended)
-    without = with_installed(
+    without = add_installed(
         Contents("ours.sqsh"), {**INSTALLED, "megatron_core": None, "nemo_models": None, "nemo": None}
     )
     assert outcome(findings(image, contents=without))[0] is ERROR

@@ -187,7 +187,7 @@ def test_each_stage_is_checked_with_its_own_cluster(tmp_path: Path) -> None:
         ("my rule: {key: job.nodes, maximum: 1}", "'my rule': not the name of a check"),
         ("mine: yes", "mine=true: expected keys below it"),
         ("a: [", "not valid YAML"),
-        ("a: &a [*a]", "not valid YAML: an alias of what it stands in"),
+        ("a: &a [*a]", "not valid YAML: an alias of the node around it"),
     ],
 )
 def test_a_rule_with_a_mistake_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
 from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values
-from launcher.smoke import Smoke, plan_smoke, without_smoke
+from launcher.smoke import Smoke, drop_smoke, plan_smoke
 from slipway.arithmetic.layout import ParallelConfig
 from tests.checks.shelves import stock
 
@@ -137,4 +137,4 @@ def test_layouts_beyond_one_node_are_refused(plan: Any, overrides: list[str], me
 
 def test_the_launch_command_has_no_smoke_option() -> None:
     command = ["slipway", "launch", "training.model.x=--smoke", "--smo", "--smoke", "--", "--smoke"]
-    assert without_smoke(command) == ["slipway", "launch", "training.model.x=--smoke", "--", "--smoke"]
+    assert drop_smoke(command) == ["slipway", "launch", "training.model.x=--smoke", "--", "--smoke"]

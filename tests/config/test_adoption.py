@@ -154,7 +154,7 @@ def test_a_cluster_of_the_old_launcher_leads_to_nemo(old: Path, capsys: Capsys) 
 def test_a_nested_folder_is_refused(old: Path, capsys: Capsys) -> None:
     (old / "config.yaml").unlink()
     words = ("launch", "--config-dir", str(old), "training=gpt3/126m", "--dry-run")
-    assert "conf/cluster/cluster: a copy inside the folder" in output(capsys, *words, check=2)
+    assert "conf/cluster/cluster: a copy of the folder inside itself" in output(capsys, *words, check=2)
 
 
 def test_the_root_in_front_leads_to_adopt(old: Path, capsys: Capsys) -> None:

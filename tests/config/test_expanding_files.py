@@ -44,7 +44,7 @@ def refusal(tmp_path: Path, cluster: str = "", *overrides: str) -> str:
         (f"a: !!int {DIGITS}", "mine.yaml:2: not valid YAML: a number of too many digits"),
         (f"a0: &a0 [x]\n{LISTS}", "not valid YAML: aliases that make too many values"),
         (f"a0: &a0 {{x: y}}\n{MAPPINGS}", "not valid YAML: aliases that make too many values"),
-        ("a: &a {b: [*a]}\n", "not valid YAML: an alias of what it stands in"),
+        ("a: &a {b: [*a]}\n", "not valid YAML: an alias of the node around it"),
         (f"a0: &a0 {{x: y}}\n{MERGED}", "not valid YAML: aliases that make too many values"),
         (f"a0: x\n{REFERENCES}", "its references make too long a value"),
         (f"a0: {{x: y}}\n{COPIES}", "its references make too long a value"),

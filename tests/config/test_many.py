@@ -158,7 +158,7 @@ def test_circle_of_references_is_named() -> None:
         "training.model.foo: it refers to itself, by way of extra.a",
         "  from the command line: +training.model.foo=${extra}",
         "  extra.a is from the command line: +extra={a: '${training.model}'}",
-        "  give it a value of its own",
+        "  give it a value",
     ]
 
 

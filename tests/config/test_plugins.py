@@ -6,7 +6,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher.config.stage_schema import without_plugins
+from launcher.config.stage_schema import disable_plugins
 
 NAME = "PYDANTIC_DISABLE_PLUGINS"
 
@@ -17,13 +17,13 @@ def test_models_may_be_built_in_several_threads() -> None:
     other_is_within, may_leave = threading.Event(), threading.Event()
 
     def build() -> str | None:
-        with without_plugins():
+        with disable_plugins():
             other_is_within.set()
             may_leave.wait(5)
             return os.environ.get(NAME)
 
     with ThreadPoolExecutor() as pool:
-        with without_plugins():
+        with disable_plugins():
             other = pool.submit(build)
             other_is_within.wait(0.05)  # for as long as it takes, where nothing keeps it out
         may_leave.set()

@@ -224,7 +224,7 @@ def test_quick_search_misses_no_secret(text: str) -> None:
     every = set(secret_forms._CUES)
     secrecy._secrets_in.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secret_forms, "_cues_in", lambda text: every)
+        patch.setattr(secret_forms, "_find_cues", lambda text: every)
         assert secrecy.secrets_in(text) == secrets
 
 

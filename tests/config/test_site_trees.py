@@ -16,7 +16,7 @@ from launcher.cli.app import VerbParser, _accept_trees, add_verbs, main
 from launcher.cli.completion import candidates
 from launcher.config import site_trees
 from launcher.config.compose import CONF_DIR, compose
-from launcher.config.site_trees import VARIABLE, config_dirs_of
+from launcher.config.site_trees import VARIABLE, find_config_dirs
 from launcher.errors import UserError
 
 Capsys = pytest.CaptureFixture[str]
@@ -101,10 +101,7 @@ def test_the_order_of_the_trees(tree: Tree, monkeypatch: pytest.MonkeyPatch, cap
         out = capsys.readouterr().out
         assert yaml.safe_load(out)["cluster"]["comment"] == name
         Path(name, "cluster/etc.yaml").unlink()
-    assert (
-        f"trees, of which the first that has a file wins: first, second, of_variable, also, etc, {CONF_DIR}"
-        in out
-    )
+    assert f"trees (earlier ones win): first, second, of_variable, also, etc, {CONF_DIR}" in out
 
 
 def test_a_wrapper_may_put_its_tree_in_front_of_every_verb(site: Path, tree: Tree, capsys: Capsys) -> None:
@@ -150,8 +147,8 @@ def test_a_wrong_variable_is_refused(
 def test_a_directory_below_the_home_need_not_be_there(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
     monkeypatch.setenv("HOME", str(site.parent))
     monkeypatch.setenv(VARIABLE, f"{site.parent}/nothing:{site}")
-    assert config_dirs_of([]) == (site,)
-    assert config_dirs_of([site]) == (site,)
+    assert find_config_dirs([]) == (site,)
+    assert find_config_dirs([site]) == (site,)
 
 
 def test_a_tree_that_others_may_write_is_told(
@@ -159,17 +156,17 @@ def test_a_tree_that_others_may_write_is_told(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(site))
     site.parent.chmod(0o755)
-    config_dirs_of([])
+    find_config_dirs([])
     assert not caplog.messages
     for path in (site, site / "cluster", site / "cluster/ours.yaml"):
         mode = path.stat().st_mode
         path.chmod(mode | 0o002)
-        config_dirs_of([])
+        find_config_dirs([])
         assert f"everybody may write {path}, a part of" in caplog.messages.pop()
         caplog.clear()
         path.chmod(mode)
     (site / "nowhere.yaml").symlink_to("nothing")
-    config_dirs_of([site])  # the user's own choice
+    find_config_dirs([site])  # the user's own choice
     assert not caplog.messages
 
 

@@ -12,7 +12,7 @@ from launcher.checks.facts import MissingPath
 from launcher.checks.gathering.images import fetched_at_once, missing_image
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.cli.app import main
-from launcher.drafting import Draft, Request, choice_of, draft
+from launcher.drafting import Draft, Request, draft, resolve_choice
 from launcher.errors import UserError
 from launcher.images.importing import ImportOptions
 from launcher.images.progress import ImageProgress
@@ -315,7 +315,7 @@ def test_a_file_needs_no_build(directory: Path) -> None:
     request = Request([f"container={directory}/x.sqsh", "cluster=bcm"], [])
     composition = draft(request).composition
     assert required_image(composition, request) is None
-    choice = choice_of(composition)
+    choice = resolve_choice(composition)
     assert choice is not None and (choice.stored, choice.command) == (None, ())
     command = resolve_container("nemo", str(directory), template_dir=directory).command
     assert command == ("image", "build", "nemo", f"--images-dir={directory}", f"--template-dir={directory}")

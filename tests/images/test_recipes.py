@@ -322,7 +322,7 @@ def test_a_directory_of_dockerfiles_serves_a_launch(tmp_path: Path) -> None:
     launch = draft(request)
     assert launch.script
     (tmp_path / "nemo.Dockerfile.j2").rename(tmp_path / "nemo.Dokerfile")
-    with pytest.raises(UserError, match="none of Slipway's templates"):
+    with pytest.raises(UserError, match="contains no Slipway template"):
         assert draft(request).texts
 
 

@@ -19,7 +19,7 @@ from launcher.config.compose import CONF_DIR
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import Mistakes, UserError
-from launcher.launching.workspace import ignored, in_place
+from launcher.launching.workspace import ignored, unwrap_script
 from launcher.plan import Mount
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -170,7 +170,7 @@ def test_a_signal_to_the_process_ends_the_session(desk: Desk) -> None:
     shell = desk.directory / "shell"
     shell.write_text(f"#!/bin/bash\ncd {desk.directory} && echo $$ >new && mv new pid; exec sleep 60\n")
     shell.chmod(0o755)
-    script = in_place(draft_workspace("training=gpt3/5b", f"workspace.shell={shell}").script)
+    script = unwrap_script(draft_workspace("training=gpt3/5b", f"workspace.shell={shell}").script)
     environment = {**os.environ, "PATH": desk.path}
     with subprocess.Popen(["bash", "-c", script], env=environment, stdin=subprocess.DEVNULL) as session:
         while session.poll() is None and not (desk.directory / "pid").exists():
@@ -312,7 +312,7 @@ def test_a_workspace_has_the_image_of_developers(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["stages=[workspace,training]"], "a shell to sit at"),
+        (["stages=[workspace,training]"], "a workspace is interactive"),
         (["workspace.shell=bin/sh"], "workspace.shell='bin/sh': a name or a whole path"),
         (["workspace.workdir=src"], "workspace.workdir='src': a whole path"),
         (["workspace.gpus=-1"], "workspace.gpus=-1"),

@@ -326,7 +326,7 @@ def test_diff_covers_each_stage(tmp_path: Path, slurm: FakeSlurm, capsys: pytest
     assert "-  seed: 1234" in output
     assert "+#SBATCH --time=00:20:00" in output
     assert main(["diff", *stages(tmp_path), "--launch=1"]) == 2
-    assert "--launch 1: of which stage?" in capsys.readouterr().err
+    assert "--launch 1: name its stage" in capsys.readouterr().err
 
 
 def test_several_stages_are_refused_where_one_is_needed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from launcher.config.compose import compose
 from launcher.plan import Plan
 from launcher.rendering.render import TEMPLATE_DIR, render
-from launcher.stages.planning import by_stage, plan_launch
+from launcher.stages.planning import plan_launch, split_by_stage
 from tests.launch_files import script_of, task_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -203,7 +203,7 @@ CASES = {
 
 def plan_case(overrides: list[str]) -> Plan:
     """Plan the last of the jobs that the overrides request."""
-    *_, config = by_stage(compose([*_PLACES, *overrides]).config)
+    *_, config = split_by_stage(compose([*_PLACES, *overrides]).config)
     return plan_launch(config, number=1, tag="golden")
 
 

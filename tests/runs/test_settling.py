@@ -157,4 +157,4 @@ def test_failed_record_stops_no_launch(tmp_path: Path, monkeypatch: pytest.Monke
         "launcher.launching.recovery._logger.warning", lambda text, *values: messages.append(text % values)
     )
     wait_for_end(launch_locally(tmp_path).paths)
-    assert messages == ["what became of launch 1 could not be written down: Permission denied"]
+    assert messages == ["the outcome of launch 1 could not be recorded: Permission denied"]

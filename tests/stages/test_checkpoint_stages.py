@@ -22,7 +22,7 @@ from launcher.errors import Mistakes, UserError
 from launcher.launching import launch_stages
 from launcher.plan import Job
 from launcher.runs.trained import MarkedCheckpoint, newest_training
-from launcher.stages.planning import by_stage, plan_launch
+from launcher.stages.planning import plan_launch, split_by_stage
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
 
 Capsys = pytest.CaptureFixture[str]
@@ -45,7 +45,9 @@ def run_dir(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -
 
 
 def jobs(*words: str) -> dict[str, Job]:
-    configs = by_stage(compose(["base_results_dir=/r", "data_dir=/d", "engine=megatron", *words]).config)
+    configs = split_by_stage(
+        compose(["base_results_dir=/r", "data_dir=/d", "engine=megatron", *words]).config
+    )
     return {config.stages[0]: plan_launch(config, number=1, tag="x").job for config in configs}
 
 
@@ -93,7 +95,7 @@ def test_a_conversion_without_a_training_gives_its_model_to_the_evaluation() -> 
     config = compose(
         ["stages=[conversion,evaluation]", "cluster=bcm", "conversion.source=/x", "evaluation.source=/x"]
     ).config
-    *_, evaluation = by_stage(config)
+    *_, evaluation = split_by_stage(config)
     assert evaluation.evaluation is not None and config.conversion is not None
     assert evaluation.evaluation.converted == config.conversion.output
 

@@ -11,7 +11,7 @@ from launcher.drafting import Request, drafts
 from launcher.errors import UserError
 from launcher.launching import launch_stages
 from launcher.plan import Job
-from launcher.stages.planning import by_stage, plan_launch
+from launcher.stages.planning import plan_launch, split_by_stage
 from tests.launching.fake_slurm import install, overrides
 
 TRAINED = ["stages=[training,conversion]", "conversion=nemo"]
@@ -20,7 +20,7 @@ ALONE = ["stages=[conversion]", "conversion=nemo", "conversion.source=/others/ru
 
 def job_of(*words: str) -> Job:
     places = ["base_results_dir=/r", "data_dir=/d", "cluster=bcm", "container=/apps/x.sqsh", "engine=nemo"]
-    *_, config = by_stage(compose([*places, *words]).config)
+    *_, config = split_by_stage(compose([*places, *words]).config)
     return plan_launch(config, number=1, tag="x").job
 
 
@@ -95,7 +95,7 @@ def test_decoder_of_a_t5_begins_at_its_stage() -> None:
         ([*ALONE, "conversion.model_type=gpt", "conversion.dtype=bfloat16"], "conversion.dtype=bfloat16"),
         ([*ALONE, "conversion=safetensors", "conversion.model_type=gpt"], "conversion.to=safetensors"),
         ([*ALONE, "conversion=huggingface", "conversion.model_type=gpt"], "conversion.model=null"),
-        ([*TRAINED[:1], "conversion=huggingface", "training=t5/220m"], "its model_type is none of theirs"),
+        ([*TRAINED[:1], "conversion=huggingface", "training=t5/220m"], "its model_type is not one"),
         ([*TRAINED, "training=gpt3/126m", "conversion.every=5"], "conversion.every=5"),
         ([*ALONE, "conversion.model_type=gpt", "conversion.check.enabled=True"], "conversion.check.enabled"),
         ([*TRAINED[:1], "conversion=huggingface", "training=gpt3/126m"], "model.normalization="),

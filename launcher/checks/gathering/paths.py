@@ -28,7 +28,7 @@ from launcher.config.stage_schema import DataPreparationConfig
 from launcher.drafting import Draft
 from launcher.errors import did_you_mean, explain_os_error, nearest_files
 from launcher.estimates.values import full
-from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
+from launcher.file_systems import existing, find_local_mount, is_shared, mount_of, room_at
 from launcher.plan import SOURCES_WITHOUT_PATH, Mount, Plan
 from launcher.releases import megatron_lm
 from launcher.stages.command import STAGE as COMMAND
@@ -323,7 +323,7 @@ def local_paths(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     results = (draft.results_key, results_value(draft), resolver.plan.paths.run_dir)
     local = []
     for key, value, path in (results, *_inputs(resolver)):
-        if (mount := local_mount(path)) is None:
+        if (mount := find_local_mount(path)) is None:
             continue
         why = f"it is on a file system of this machine's own ({mount.kind}, mounted at {mount.point}); "
         if (key, value, path) == results:
