@@ -127,7 +127,7 @@ def _fast_loads() -> Loads:
 
 
 def _json_object(line: str, loads: Loads) -> Mapping[str, Any] | None:
-    with contextlib.suppress(ValueError, RecursionError):  # NaN, which only Python's json reads, or half a line
+    with contextlib.suppress(ValueError, RecursionError):  # NaN, which Python's json alone reads; half a line
         content = loads(line)
         return content if isinstance(content, dict) else None
     try:
