@@ -1,4 +1,4 @@
-"""The one gate: facts are gathered, the rules applied, and a report says what may stop a launch."""
+"""Gather facts, apply the checks, and report findings that may stop a launch."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ def check_launch(
 ) -> list[CheckReport]:
     """Check drafts before anything is written: log warnings, raise all errors together.
 
-    Without `look` nothing is looked at but the plan, as in a dry run: no file, nothing of this machine or the
-    cluster.
+    Without `look` only the plan is examined, as in a dry run: no file, this machine or the cluster.
     """
     require_skippable(skipped)
     reports = check_drafts(drafts, skipped, look=look)
@@ -67,7 +66,7 @@ def check_launch(
 
 
 def _require_schedulers(reports: Sequence[CheckReport]) -> None:
-    """Raise Unreachable where there is no scheduler: next to that no warning counts."""
+    """Raise Unreachable without a scheduler: no warning matters then."""
     for report in reports:
         if report.draft.plan.job.stage == WORKSPACE:
             continue  # salloc is asked
@@ -77,7 +76,7 @@ def _require_schedulers(reports: Sequence[CheckReport]) -> None:
 
 
 def require_skippable(skipped: Sequence[str]) -> None:
-    """Refuse ids that no check has, and those that no launch goes past; `slipway check` may."""
+    """Refuse unknown ids, and those that a launch may not skip, though `slipway check` may."""
     require_known(skipped)
     for name in (MACHINE, SCHEDULER):
         if name in skipped:
@@ -116,9 +115,9 @@ def _with_stage_keys(draft: Draft, facts: Facts, skipped: Sequence[str]) -> tupl
 
 
 def gather(drafts: Sequence[Draft], *, look: bool = True, **known: Any) -> list[Facts]:
-    """Find out, by reading alone, what the checks need to know of each draft beside what is `known`.
+    """Gather the facts that the checks need of each draft and that are not yet `known`, by reading alone.
 
-    Without `look` that is nothing of files, of this machine and of the cluster.
+    Without `look` files, this machine and the cluster are not examined.
     """
     gatherers = {**GATHERERS, **(LOOKING_GATHERERS if look else {})}
     answers = {field: ask(drafts) for field, ask in gatherers.items() if field not in known}
@@ -171,9 +170,9 @@ def show_to_scheduler(
 ) -> CheckReport:
     """Return a report with the scheduler's answer to the script, the last of the facts.
 
-    Raise `Unreachable` if no scheduler can be asked, as a launch does; unless it `must_answer` the check is
-    skipped then. `validate` is what is more patient than `Scheduler.validate`, for any scheduler; by default
-    Slurm alone is asked.
+    If no scheduler can be asked, raise `Unreachable`, as a launch does, or skip the check unless it
+    `must_answer`. `validate` is a more patient `Scheduler.validate`, for any scheduler; by default only Slurm
+    is asked.
     """
     plan = report.draft.plan
     if SCHEDULER in report.skipped:
@@ -199,14 +198,14 @@ def show_to_scheduler(
 
 
 def require_passed(reports: Sequence[CheckReport]) -> None:
-    """Raise the errors of reports, all of them together, each with where its values are from."""
+    """Raise all errors of reports together, each with the sources of its values."""
     errors = [mistake for report in reports for mistake in report.mistakes(Severity.ERROR)]
     if errors:
         raise Mistakes(errors)
 
 
 def refuse(draft: Draft, findings: Sequence[Finding]) -> None:
-    """Raise the errors among findings about a draft, all of them together."""
+    """Raise all errors among the findings about a draft together."""
     require_passed([CheckReport(draft, Facts(), tuple(findings))])
 
 

@@ -78,7 +78,7 @@ def _runs(values: Values, parallel: ParallelConfig, nodes: int) -> bool:
 
 
 def is_of_layout(finding: Finding) -> bool:
-    """Return True if another layout may mend a finding: one of its keys is a layout's."""
+    """Return True if a finding has a key of the layout."""
     named = {finding.key, *finding.also}
     return bool(named & _SIZES) or any(keys.RECOMPUTE in key for key in named if key)
 
@@ -103,9 +103,9 @@ class _Splits:
     def _virtual(self, pipeline: int) -> list[tuple[int | None, bool]]:
         """Return the virtual sizes of a pipeline size, each with True where its ends count as layers.
 
-        None is among the sizes; the list is empty for an invalid pipeline. The ends count where the layers
-        cannot be shared out otherwise: 126 layers have no useful pipeline, and 126 + 2 have. The engine has
-        to know that (NeMo), and no key may set the first and last stage.
+        None is among the sizes; the list is empty for an invalid pipeline. The ends count if the layers are not
+        divisible otherwise: 126 layers have no useful pipeline, 126 + 2 have. Only NeMo supports that, and
+        only without keys for the first and last stage.
         """
         ends = not rules.layers_fit(self._with(self._pipeline(pipeline, ends=False)))
         of_ends = (*keys.COUNTED_ENDS, *keys.OWN_ENDS)
@@ -127,7 +127,7 @@ class _Splits:
         return [(size, ends) for size in sizes]
 
     def _sequence_parallel(self, tensor: int, context: int) -> list[bool]:
-        """Return the valid values for a tensor and a context size, possibly none: on, and the user's own.
+        """Return the valid values for a tensor and a context size: on, the user's own, or an empty list.
 
         Models other than GPTs keep their value, where it is valid.
         """
@@ -137,7 +137,7 @@ class _Splits:
         return can or [False] * self._can(tensor, context, False)
 
     def _recomputes(self, pipeline: int, virtual: int | None, ends: bool) -> list[Recompute]:
-        """Return the user's own, nothing, attention's core, half of a chunk's layers, and all layers."""
+        """Return the user's recomputing, none, attention's core, half of a chunk's layers, and all layers."""
         stack = stacks_of(self._with(self._pipeline(pipeline, ends)))[0]
         chunk = (max(stack.layers, 1) + 2 * ends) // (max(stack.stages, 1) * (virtual or 1))
         own = own_recompute(self._values)

@@ -49,10 +49,10 @@ _CHECKS = tuple(
     for check in (*rules.CHECKS, *resources.CHECKS, *training.BATCHES, *model.CHECKS)
     if check.id.startswith(("layout.", "batch.", "elastic.", "model.recompute"))
 )
-# Sizes whose layout with full recomputing exceeds the limit by so much are not tried.
+# Sizes are not tried if even full recomputing exceeds the limit by this factor.
 _HOPELESS = 1.1
-# The limit of a search over numbers of nodes, in layouts: as much as the largest shipped size takes from one
-# node on. A layout whose memory is estimated counts as many that are only listed.
+# The limit of a search over numbers of nodes, in layouts: enough for the largest shipped size from one node
+# on. A layout with an estimate of its memory counts as many that are only listed.
 _MOST_WORK = 60_000
 _ESTIMATE = 30
 
@@ -62,8 +62,8 @@ class Suggestion:
     """A layout on a number of nodes.
 
     `changes` are the keys to override, as a job's configuration names them. `fullest` is the pipeline stage
-    with the most memory, None where memory is unknown. `seconds` of a step compare layouts with each other,
-    and with nothing else; None where the model's sizes are unknown.
+    with the most memory, None if unknown. `seconds` of a step only compare layouts with each other; None if
+    the model's sizes are unknown.
     """
 
     nodes: int
@@ -260,7 +260,7 @@ def with_nodes(plan: Plan, nodes: int) -> Plan:
 
 
 def with_half_gradients(plan: Plan) -> Plan | None:
-    """Return a plan with gradients in bf16; None where its engine has none, or it has them already."""
+    """Return a plan with gradients in bf16; None if its engine does not support them, or it has them."""
     values = Values(plan.job.config or {})
     if plan.job.engine != "nemo" or precision_of(values) != "bf16" or values.raw(GRADIENTS) is not None:
         return None

@@ -57,7 +57,7 @@ def _contexts(values: Values, shape: ParallelConfig, nodes: int) -> str:
 
 
 def _is_sequence_cut(values: Values) -> bool:
-    # NeMo's answer: without tensor parallel there is a warning alone, whatever the context size.
+    # NeMo's answer: without tensor parallel, any context size yields only a warning.
     problems = (*rules.context_problems(values, "nemo"), *rules.sequence_parallel_problems(values, "nemo"))
     return not any(problem.severity is Severity.ERROR for problem in problems)
 
@@ -86,7 +86,7 @@ def _micro_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | N
 
 
 def _global_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
-    """Suggest the nearest multiples of what all copies of the model take at a time."""
+    """Suggest the nearest multiples of one micro batch for all copies of the model."""
     step = shape.micro * shape.data(nodes) * (shape.group if shape.virtual is not None else 1)
     if step == 0:
         return None
@@ -99,7 +99,7 @@ _Way = Callable[[Values, ParallelConfig, int], str | None]
 
 
 def _by_arithmetic(ways: Sequence[_Way], plan: Plan, _: Facts) -> str | None:
-    """Suggest other values of single sizes; None where the layout has no numbers."""
+    """Suggest other values of single sizes; None if the layout has invalid sizes."""
     values = Values(plan.job.config or {})
     parallel = read_parallel_config(values)
     if parallel is None:
@@ -109,16 +109,16 @@ def _by_arithmetic(ways: Sequence[_Way], plan: Plan, _: Facts) -> str | None:
 
 
 def _world(plan: Plan, facts: Facts) -> str:
-    """Suggest layouts that have room, and sizes that divide the world, of which many have none."""
+    """Suggest layouts that have room, and sizes that divide the world, with or without room."""
     numbers = _by_arithmetic([_sizes, _node_counts], plan, facts)
     alone = "by arithmetic alone, whether or not the memory is enough"
     return f"{would_fit(plan, facts)}\n{alone}:\n{numbers}"
 
 
 def would_fit(plan: Plan, facts: Facts) -> str:
-    """Return lines that name the nearest and the fastest layout that fit, or explain why none does.
+    """Name the nearest and the fastest layout that fit, or explain why none does.
 
-    Layouts whose memory is not counted are not named.
+    Layouts without an estimate of their memory are not named.
     """
     config = plan.job.config or {}
     why = uncounted(Values(config)) if has_gpus(plan) else None
@@ -144,7 +144,7 @@ def would_fit(plan: Plan, facts: Facts) -> str:
 
 
 def why_none(search: LayoutSearch, more: Suggestion | None) -> str:
-    """Return lines that explain why nothing fits: the smallest layout, and the nodes on which one fits."""
+    """Explain why nothing fits: the smallest layout, and the nodes on which one fits."""
     job, smallest = search.plan.job, search.smallest
     if job.resources.is_elastic:
         counts = job.resources.node_counts
@@ -170,7 +170,7 @@ def _pasted(config: Mapping[str, Any], suggestion: Suggestion) -> str:
     return " ".join(layout_search.overrides(config, suggestion)) or "the layout as it is"
 
 
-# By the id of a check: what would be valid instead, for its findings that name no remedy themselves.
+# Valid values by the id of a check, for its findings that name no remedy themselves.
 REMEDIES: Mapping[str, Callable[[Plan, Facts], str | None]] = {
     "layout.world": _world,
     "layout.context": partial(_by_arithmetic, [_contexts]),

@@ -245,7 +245,7 @@ def test_experts_need_a_stated_mfu() -> None:
     experts = {**GPT_22B, "model.num_moe_experts": 8, "model.moe_router_topk": 2}
     (finding,) = length_problems(gpt_plan(experts), Facts())
     assert finding.severity is Severity.SKIPPED
-    assert "training.model.num_moe_experts=8: how long experts take is not modelled" in finding.message
+    assert "training.model.num_moe_experts=8: the time of experts is not modelled" in finding.message
     # 2 of 8 experts are computed, all are there.
     dense, sparse = cost_of(GPT_22B, mfu=0.3), cost_of(experts, mfu=0.3)
     assert 1.5 < sparse.flops / dense.flops < 2

@@ -146,7 +146,7 @@ def test_a_torn_image_is_found_by_the_checks(directory: Path) -> None:
     image(directory / "torn.sqsh", size=200)
     path = missing_path(draft_with(f"{directory}/torn.sqsh"))
     assert path.why.startswith("cut short")
-    assert path.fix == "made anew, beside it: slipway image import IMAGE --output FILE"
+    assert path.fix == "import it again, to another file: slipway image import IMAGE --output FILE"
 
 
 def test_images_of_apptainer_are_images_where_it_starts_them(directory: Path) -> None:

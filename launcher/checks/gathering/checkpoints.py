@@ -1,4 +1,4 @@
-"""The checkpoint that a training is to go on from: looked for, and not loaded."""
+"""Find the checkpoint from which a training resumes, without loading it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SIZES = (
     "kv_channels",
 )
 _DIRECTORY = "exp_manager.checkpoint_callback_params.dirpath"
-# NeMo's, of which each names one checkpoint; the two at the root are beside the nodes of its T5 files.
+# NeMo's keys for one checkpoint each; its T5 files have the last two at the root.
 _OF_NEMO = (
     "model.resume_from_checkpoint",
     "model.restore_from_path",
@@ -44,12 +44,12 @@ _RANKS = ("mp_rank_00", "tp_rank_00_pp_rank_000")
 # The format that slipway/trainer/checkpoint/compatible.py refuses under other sizes, and those sizes.
 _SHARDED = "dp_reshardable"
 _SHARDS = ("tensor", "pipeline", "virtual_pipeline")
-# The trainer's defaults for facts that a marker of an earlier version does not tell.
+# The trainer's defaults for facts that markers of earlier versions omit.
 _RESUME = {"checkpoint": None, "load_optimizer": True, "lr_scale": 1.0, "data_generation": 0}
 
 
 def checkpoint_directory(resolver: PathResolver) -> Path | None:
-    """Return where a training saves, as this machine has it; None if that is in the container's image."""
+    """Return a training's checkpoint directory on this machine; None if the container's image has it."""
     value = resolver.plan.job.chain.checkpoints
     return resolver.host(value) if value is not None else resolver.plan.paths.checkpoints
 
@@ -64,7 +64,7 @@ def complete_checkpoints(directory: Path | None) -> list[MarkedCheckpoint]:
 
 
 def chosen_checkpoint(resolver: PathResolver) -> MarkedCheckpoint | None:
-    """Return the checkpoint that our trainer would resume from: the newest, or the named one until it was."""
+    """Return the checkpoint to resume from: the named one until a newer follows it, else the newest."""
     values, directory = resolver.values, checkpoint_directory(resolver)
     newest, value = next(reversed(complete_checkpoints(directory)), None), values.raw(_NAMED)
     if not isinstance(value, str) or (newest is not None and _was_made(values, newest)):
@@ -87,7 +87,7 @@ def saved_shards(resolver: PathResolver) -> SavedShards | None:
 
 
 def missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return what is wrong with the checkpoint to resume from; None if the job is no training."""
+    """Return faults of the checkpoint to resume from; None if the job is no training."""
     job = resolver.plan.job
     if job.config is None or job.stage != "training":
         return None
@@ -121,7 +121,7 @@ def _named(resolver: PathResolver, values: Values) -> list[MissingPath]:
 
 
 def _initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
-    """Look for the weights that a run of our trainer starts from, unless it has a checkpoint of its own."""
+    """Look for the weights that a run of our trainer starts from, unless it has its own checkpoint."""
     value = values.raw(_INITIAL)
     if not isinstance(value, str) or complete_checkpoints(checkpoint_directory(resolver)):
         return []
@@ -140,7 +140,7 @@ def _initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
 
 
 def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
-    """Return the first key with which a run's model is not the one of a checkpoint."""
+    """Return the first key in which a run's model differs from a checkpoint's."""
     model = marker.get("model")
     stacks = ("encoder", "decoder") if values.node("model.encoder") else ("decoder",)
     for stack, name in product(stacks, _SIZES):
@@ -171,8 +171,8 @@ def _newest_at(path: Path) -> list[MarkedCheckpoint]:
 def _of_others(key: str, values: Values, chosen: Sequence[MarkedCheckpoint]) -> list[MissingPath]:
     """Return the checkpoints that our trainer refuses, because they are another user's.
 
-    An NFS export may show one's own files as somebody else's, which the trainer learns from a file that it
-    writes beside the checkpoint.
+    An NFS export may show the user's files as another's; the trainer detects that by writing a file next to
+    the checkpoint.
     """
     trusted, own = values.raw("resume.trust_owner"), {os.geteuid(), 0}
     answers = [(saved.path, why_untrusted(saved.path, own, trusted and str(trusted))) for saved in chosen]
@@ -226,7 +226,7 @@ def _fault_of_nemo(path: Path) -> Fault | None:
 
 
 def _newest(resolver: PathResolver, values: Values) -> list[MissingPath]:
-    """Look for the checkpoint that must be there, and for the one that Megatron-LM's record names."""
+    """Look for a required checkpoint, and for the one that Megatron-LM's record names."""
     engine, key = resolver.plan.job.engine, "exp_manager.resume_ignore_no_checkpoint"
     if not values.flag("exp_manager.resume_if_exists"):
         return []
@@ -263,7 +263,7 @@ def _holds_any(directory: Path, engine: str) -> bool:
 
 
 def has_entries(directory: Path) -> bool:
-    """Return True if something is saved in a directory, or if it cannot be read."""
+    """Return True if a directory has visible entries, or cannot be read."""
     try:
         return any(not entry.name.startswith(".") for entry in directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -273,7 +273,7 @@ def has_entries(directory: Path) -> bool:
 
 
 def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return what is wrong with the source of a conversion or evaluation; None for other jobs."""
+    """Return faults of the source of a conversion or evaluation; None for other jobs."""
     job = resolver.plan.job
     if job.stage not in ("conversion", "evaluation") or job.stage_config is None:
         return None
@@ -299,7 +299,7 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if job.stage == "evaluation":
         read = [saved for saved in marked if saved.step in requested] or _newest_at(path)
         return (*tasks, *_of_others(key, Values(job.stage_config), read))
-    if job.engine == "nemo":  # whose job looks for NeMo's own checkpoints
+    if job.engine == "nemo":  # its job finds NeMo's own checkpoints
         return ()
     if node["source_format"] == "auto" and not any(map(_WEIGHTS.search, _names(path))):
         fix = "a checkpoint of Slipway, Hugging Face, Megatron-LM, PyTorch DCP or DeepSpeed"
@@ -313,7 +313,7 @@ _LIST_TASKS = "from lm_eval.tasks import TaskManager; print(*TaskManager().all_t
 
 
 def _unknown_tasks(resolver: PathResolver, harness: Mapping[str, Any]) -> Iterator[MissingPath]:
-    """Yield the tasks that lm-eval lacks; the job looks if its own is another, or has tasks of the user's."""
+    """Yield tasks unknown to lm-eval; the job checks them itself with another lm-eval or a user's tasks."""
     is_ours = resolver.plan.job.payload.argv[0] == sys.executable and harness["include_path"] is None
     package = find_spec("lm_eval") if is_ours and harness["tasks"] else None
     names = {name for name in harness["tasks"] if not name.endswith((".yaml", ".yml"))}
@@ -331,7 +331,7 @@ def _unknown_tasks(resolver: PathResolver, harness: Mapping[str, Any]) -> Iterat
 
 # Files by which slipway/trainer/conversion/sources.py knows the formats of weights.
 _WEIGHTS = re.compile(r"complete\.json|config\.json|common\.pt|\.metadata|.*_model_states\.pt|latest\w*")
-# The file that slipway/trainer/conversion/outputs.py writes beside a result.
+# The file that slipway/trainer/conversion/outputs.py adds to a result.
 _RECORD = "conversion.json"
 
 
@@ -345,7 +345,7 @@ def _names(directory: Path) -> Iterator[str]:
 def _taken_output(
     resolver: PathResolver, node: Mapping[str, Any], checkpoint: MarkedCheckpoint | None
 ) -> Iterator[MissingPath]:
-    """Yield an output that exists and is none of this conversion: it is not overwritten."""
+    """Yield an output that exists and that another conversion made: it is not overwritten."""
     value, asked = str(node["output"]), {key: node[key] for key in ("to", "dtype")}
     if checkpoint is not None:
         value, asked["step"] = value.replace("{step}", str(checkpoint.step)), checkpoint.step
@@ -356,7 +356,7 @@ def _taken_output(
         if checkpoint is not None:
             asked["checkpoint"] = f"{zlib.crc32(read_bytes(checkpoint.path / MARKER)):08x}"
         made_of = dict(read_json(output / _RECORD)["made_of"])
-        # The record of an earlier version lacks some.
+        # Records of earlier versions omit some keys.
         differences = [f"{key}={made_of[key]}" for key in asked if made_of.get(key, asked[key]) != asked[key]]
     except (OSError, ValueError, KeyError, TypeError):
         differences = [f"it has no {_RECORD}"]

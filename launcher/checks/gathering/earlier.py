@@ -1,4 +1,4 @@
-"""Launches that are there already: the newest of the run, and those of other runs with the job's name."""
+"""Compare with earlier launches: the run's newest, and those of other runs with the job's name."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _SHAPE = re.compile(
 )
 _TOKENIZER = re.compile(r"model\.tokenizer\.(library|type|model|vocab_file|merge_file|num_sentinel_tokens)")
 _TOKENIZER_FILES = ("model", "vocab_file", "merge_file", "type")
-# Keys that may change between two launches of one training: how many share it, where, for how long, what
-# is told of it and how it is computed.
+# Keys that may change between two launches of one training: its layout, machines, length, logging and
+# kernels.
 _FREE = re.compile(
     r"run\.(?!model_type|blending_alpha).*|resume\..*|exp_manager\..*|name"
     r"|trainer\.(?!precision$|gradient_clip_val$|accumulate_grad_batches$).*"
@@ -54,7 +54,7 @@ _FREE = re.compile(
 
 
 def earlier_training(draft: Draft) -> EarlierTraining | None:
-    """Compare a planned training with the newest launch of its run; ``None`` for what is no training."""
+    """Compare a planned training with the newest launch of its run; None for other jobs."""
     plan = draft.plan
     if plan.job.stage != "training" or plan.job.config is None:
         return None
@@ -82,7 +82,7 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
 
 
 def _of_old_launcher(resolver: PathResolver) -> str | None:
-    """Return the checkpoints of a run of the NeMo launcher: its `results` is no link, as ours is."""
+    """Return the checkpoints of a run of the NeMo launcher: its `results` is not a link, unlike ours."""
     directory = resolver.plan.paths.run_dir / "results/checkpoints"
     own = checkpoints.checkpoint_directory(resolver)
     with suppress(OSError):
@@ -92,7 +92,7 @@ def _of_old_launcher(resolver: PathResolver) -> str | None:
 
 
 def differences_on_record(draft: Draft) -> dict[str, Any] | None:
-    """Return how a launch differs from the one before, for its manifest; None if it is the same training."""
+    """Return the changes since the previous launch, for the manifest; None if the training is the same."""
     newest = _newest(draft)
     if newest is None or draft.plan.job.config is None:
         return None
@@ -119,7 +119,7 @@ def _newest(draft: Draft) -> tuple[LaunchPaths, Manifest] | None:
 
 
 def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
-    """Return True if there is something to resume from, now or when the job begins."""
+    """Return True if a checkpoint to resume from exists, or may when the job begins."""
     values = resolver.values
     if not values.flag("exp_manager.resume_if_exists"):
         return False
@@ -128,7 +128,7 @@ def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
         return True
     if manifest is None:
         return False
-    # A job that failed, or was cancelled, before its first checkpoint leaves nothing.
+    # A job that failed, or was cancelled, before its first checkpoint leaves no checkpoint.
     launch_dir = resolver.plan.paths.run_dir / LAUNCHES / str(manifest.launch)
     attempts = read_attempts(launch_dir)
     if manifest.job_id is not None and cancelled_by(launch_dir, manifest.job_id) is not None:
@@ -193,14 +193,14 @@ def _config_of(paths: LaunchPaths) -> dict[str, Any] | None:
 def _same_files(
     resolver: PathResolver, manifest: Manifest, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> frozenset[str]:
-    """Return the keys whose files have the same content elsewhere, or that `data.identity` compares."""
+    """Return keys of files that only moved, or that `data.identity` compares."""
     answer = ask_identity(resolver.draft, [])
     before = [file for file in manifest.data if isinstance(file, dict)]
     now = answer.identity if answer is not None else []
     moved = _contents(before) == _contents(now) != []
     prefixes = {key for key in {**old, **new} if _is_prefix(key)}
     same = {key for key in prefixes if moved and _weights(old.get(key)) == _weights(new.get(key))}
-    # Keys of the tokenizer whose files both launches have seen.
+    # Keys of the tokenizer with files in both launches.
     seen = ({str(file.get("key")).partition("/")[0] for file in files} for files in (before, now))
     return frozenset(filter(_is_file, set.intersection(*seen))) | same
 
@@ -214,7 +214,7 @@ def _is_prefix(key: str) -> bool:
 
 
 def _contents(files: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
-    """Return what the data sets hold, in their order and without their names."""
+    """Return the contents of the data sets, in their order and without their names."""
     return [(file.get("size"), file.get("checksum")) for file in files if file.get("kind") == "data"]
 
 
@@ -227,7 +227,7 @@ def _flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
     for name, child in node.items():
         if isinstance(child, Mapping):
             yield from _flat(child, f"{prefix}{name}.")
-        elif child is not None:  # as if it were not there
+        elif child is not None:  # null equals a missing key
             yield f"{prefix}{name}", child
 
 
@@ -247,9 +247,9 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def same_job_name(draft: Draft) -> tuple[str, ...] | None:
-    """Return the run directories whose newest launch, by the script at their top, has this job's name.
+    """Return other run directories with a newest launch of this job's name, by the script at their top.
 
-    Looked for beside this run, below `base_results_dir`, and in its like: `results-2` beside `results`.
+    Searches this run's parent, `base_results_dir`, and sibling directories such as `results-2`.
     """
     base, paths = Path(draft.composition.config.base_results_dir), draft.plan.paths
     run_dir, script = paths.run_dir, paths.script_name

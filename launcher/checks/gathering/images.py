@@ -1,4 +1,4 @@
-"""The image of a job: a file that is there and whole; no registry's, which all nodes would fetch at once."""
+"""Find faults of a job's image: a missing or torn file, a registry's that all nodes fetch at once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _SUFFIXES = (".sqsh", ".squashfs", ".sif")
 # Behind the interpreter's line of a file in the Singularity Image Format (sylabs/sif, pkg/sif/sif.go).
 _SIF_MAGIC = slice(32, 41)
-_NOT_RECORDED = "nobody recorded what is in {}: slipway image inspect --deep looks, and writes it down"
+_NOT_RECORDED = "the contents of {} are not recorded: slipway image inspect --deep records them"
 
 
 def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return what is wrong with an image that is a file; those of registries are left to Enroot."""
+    """Return faults of an image that is a file; Enroot checks those of registries."""
     container = resolver.plan.job.container
     if container is None or not resolver.in_container or not container.is_file:
         return None
@@ -42,7 +42,7 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
             header = stream.read(SUPERBLOCK_BYTES)
             fault = squashfs_fault(header, stream.seek(0, 2))
             # A user's own file is never to be overwritten.
-            fix = "made anew, beside it: slipway image import IMAGE --output FILE"
+            fix = "import it again, to another file: slipway image import IMAGE --output FILE"
         if header[_SIF_MAGIC] == b"SIF_MAGIC":
             fault = "an image of Apptainer's (SIF), which Pyxis does not start"
             fix = "container_options.runtime=apptainer, or singularity"
@@ -59,7 +59,7 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 
 
 def _made_by_us(draft: Draft, image: str) -> ResolvedImage | None:
-    """Return what a file in `images_dir` is made from; None where the user gave its path."""
+    """Return the image from which we made a file in `images_dir`; None if the user gave its path."""
     return None if draft.composition.config.container == image else draft.image
 
 
@@ -68,9 +68,9 @@ def _made_by(choice: ResolvedImage) -> str:
 
 
 def image_facts(draft: Draft, *, look: bool) -> ImageFacts | None:
-    """Return what is known to be in the job's image, if the job trains in one.
+    """Return the known contents of the job's image, if the job trains in one.
 
-    Without `look` the record beside an image that is a file is not read, and nothing is told of it.
+    Without `look` the record of an image file is not read; its contents are then not reported as unknown.
     """
     resolver = PathResolver(draft)
     container = resolver.plan.job.container
@@ -88,10 +88,10 @@ def _contents(draft: Draft, image: str, *, look: bool) -> Contents | None:
     from launcher.images.references import Reference, contents_of_reference
 
     if not image.startswith("/"):
-        # The job is told of a digest alone where the user named a tag as well.
+        # If the user named tag and digest, the job has the digest only.
         try:
             return contents_of_reference(Reference.parse(draft.composition.config.container or image))
-        except UserError:  # Enroot judges a name that is none of ours
+        except UserError:  # Enroot judges other names
             return None
     from launcher.images.resolve import contents_of_file
 
@@ -104,11 +104,11 @@ def _contents(draft: Draft, image: str, *, look: bool) -> Contents | None:
 
 
 def fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return the image of a registry that every node would import by itself before its tasks start."""
+    """Return a registry's image that every node would import before its tasks start."""
     container, most = resolver.plan.job.container, max(resolver.plan.job.resources.node_counts)
     if container is None or not resolver.in_container or container.is_file:
         return None
-    # The nodes keep what has a name.
+    # The nodes keep a named container.
     if most < 2 or container.options.name is not None:
         return ()
     choice = resolver.draft.image

@@ -1,4 +1,4 @@
-"""The image of a job: the file, the programs of the engine in it, and the plugin of the network."""
+"""Check a job's image: the file, the engine's programs in it, and the plugin of the network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JUDGED = ("nemo", "megatron")
 
 
 class Fit(NamedTuple):
-    """The fit of an image to an engine: `fits` is ``None`` where it is not known."""
+    """The fit of an image to an engine; `fits` is None if unknown."""
 
     fits: bool | None
     why: str
@@ -39,7 +39,7 @@ class Fit(NamedTuple):
 
 
 def engine_fit(contents: Contents, engine: str) -> Fit:
-    """Judge an image for one of the engines in `JUDGED`, by what is known to be in it."""
+    """Judge an image for one of the engines in `JUDGED` by its known contents."""
     return _for_nemo(contents) if engine == "nemo" else _for_our_trainer(contents)
 
 
@@ -51,7 +51,7 @@ def _for_nemo(contents: Contents) -> Fit:
     if contents.pretraining:
         return Fit(True, f"{contents.origin}{has} has {what}")
     if contents.pretraining is False:
-        return Fit(False, f"{contents.origin}{has} lacks {what}", fix)
+        return Fit(False, f"{contents.origin}{has} does not have {what}", fix)
     if contents.family == "pytorch":
         return Fit(None, f"{contents.origin} is not known to have NeMo", fix)
     return Fit(None, f"whether {contents.origin} has {what} is not known", fix)
@@ -70,7 +70,7 @@ def _for_our_trainer(contents: Contents) -> Fit:
     return Fit(fits, message if fits else f"{message}; {required}", None if fits else fix)
 
 
-@check("image.engine", "the image has what the engine runs", "image.contents")
+@check("image.engine", "the image has the engine's programs", "image.contents")
 def engine_problems(plan: Plan, image: ImageFacts) -> Iterator[Finding]:
     """Find an image without the program that the engine runs, or without the optimizer."""
     job, contents = plan.job, image.contents
@@ -89,14 +89,14 @@ def engine_problems(plan: Plan, image: ImageFacts) -> Iterator[Finding]:
 
 
 def _wrong(contents: Contents, key: str, value: Any, text: str, fix: str | None, *also: str) -> Finding:
-    """Return an error; a warning where the image is known by its name alone."""
+    """Return an error, or a warning if only the image's name is known."""
     if contents.is_certain:
         return error(key, value, text, fix, also)
     return warning(key, value, f"{text} (judging by the image's name only)", fix, also)
 
 
 def engine_of_image(plan: Plan) -> str | None:
-    """Return the engine of a job that trains with what its image has, where `engine_fit` can judge that."""
+    """Return the engine of a job that runs its image's programs, if `engine_fit` can judge them."""
     job = plan.job
     if job.config is None or job.container is None or plan.scheduler == "local" or _is_custom_script(job):
         return None
@@ -104,10 +104,10 @@ def engine_of_image(plan: Plan) -> str | None:
 
 
 def _is_custom_script(job: Job) -> bool:
-    """Return True if what the engine imports is mounted into the container, and not the image's own."""
+    """Return True if the engine's program is mounted into the container, and is not the image's."""
     if job.engine == "nemo":
         return _is_mounted(job, job.payload.working_dir)
-    return "/" in job.payload.argv[0]  # an interpreter that somebody chose: not the one that the image starts
+    return "/" in job.payload.argv[0]  # an interpreter that the user chose
 
 
 def _is_mounted(job: Job, path: str) -> bool:
@@ -159,7 +159,7 @@ def network_problems(plan: Plan, image: ImageFacts | None) -> Iterator[Finding]:
 
 
 CHECKS = (
-    path_check("path.image", "image", "an image that is a file is there, and a whole squashfs"),
+    path_check("path.image", "image", "an image file exists, and is a whole squashfs"),
     path_check("image.fetch", "fetched", "many nodes do not fetch an image of a registry at once"),
     *(engine_problems, network_problems),
 )

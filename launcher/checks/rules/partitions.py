@@ -1,4 +1,4 @@
-"""Partitions tried one by one: the others that would take a job, and several of which none does."""
+"""Try partitions one by one: find others that would take a job, and lists that all refuse it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def _alone(plan: Plan, name: str) -> Plan:
 
 
 def _errors(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> list[Finding]:
-    """Return why the cluster does not take the job of a plan."""
+    """Return the errors for which the cluster refuses the job of a plan."""
     found = (finding for rule in _RULES for finding in rule(plan, cluster, array_tasks))
     return [finding for finding in found if finding.severity is Severity.ERROR]
 
 
 @check(
     "cluster.partitions",
-    "one of several partitions takes the job in every respect",
+    "at least one of several partitions takes the job",
     *("cluster.partitions", "cluster.nodes"),
 )
 def partitions_problems(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Iterator[Finding]:
@@ -39,7 +39,7 @@ def partitions_problems(plan: Plan, cluster: ClusterFacts, array_tasks: int | No
     if not reasons or not all(reasons) or _errors(plan, cluster, array_tasks):
         return
     texts = [errors[0].message.partition(": ")[2] for errors in reasons]
-    yield error(PARTITION, plan.job.queue.partition, f"none of them takes the job: {'; '.join(texts)}")
+    yield error(PARTITION, plan.job.queue.partition, f"all of them refuse the job: {'; '.join(texts)}")
 
 
 def with_partitions(finding: Finding, plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Finding:
@@ -54,7 +54,7 @@ def with_partitions(finding: Finding, plan: Plan, cluster: ClusterFacts, array_t
     sure = None if cluster.settings is None else cluster.settings._replace(has_filters=False)
 
     def takes(other: Partition) -> bool:
-        # Of other partitions those nodes are known that they share with the job's own.
+        # The known nodes of another partition are those that it shares with the job's.
         shared = sorted(there.keys() & (expand_hostlist(other.node_names or "") or ()))
         nodes = {other.name: tuple(there[name] for name in shared)}
         tried = replace(cluster, settings=sure, nodes=nodes)

@@ -21,7 +21,7 @@ _FP8_RECIPE = "model.fp8_recipe"
 _CAPABILITIES = {"blockwise": (9, 0), "mxfp8": (10, 0)}
 
 
-@check(GPUS, "there are as many GPUs on a node as tasks, with the types that they compute in")
+@check(GPUS, "a node has a GPU for each task, and the GPUs support the precision")
 def gpu_problems(values: Values, plan: Plan, facts: Facts) -> Iterator[Finding]:
     resources, key = plan.job.resources, "trainer.accelerator"
     accelerator = values.raw(key)
@@ -53,12 +53,12 @@ def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
 
 
 def _precision(values: Values, counted: CountedGpu, engine: str | None) -> Iterator[Finding]:
-    """Find a precision that the GPU does not compute in, where the GPU is known."""
+    """Find a precision that a known GPU does not support."""
     gpu, source, is_assumed = counted
     if is_assumed:
         return
     recipe, precision = str(values.raw(_FP8_RECIPE)), "trainer.precision"
-    own = gpu.capability or (99, 0)  # what CUDA lacks is no limit of others' GPUs
+    own = gpu.capability or (99, 0)  # GPUs of other vendors have no limits of CUDA
     if values.flag("model.fp8") and not gpu.has_fp8:
         message = (
             f"{gpu.name} ({source}) has no FP8: Transformer Engine refuses it below compute capability 8.9,"
@@ -83,7 +83,7 @@ def _precision(values: Values, counted: CountedGpu, engine: str | None) -> Itera
 
 
 def gpus_of(gpus_per_node: int | None, gres: str | None) -> int | None:
-    """Return the GPUs of a node, as far as one of the two says it."""
+    """Return the GPUs of a node from one of the two; None without both."""
     named = gpus_in_gres(gres or "")
     return gpus_per_node if gpus_per_node is not None or not named else sum(number for _, number in named)
 
