@@ -103,9 +103,9 @@ class _Splits:
     def _virtual(self, pipeline: int) -> list[tuple[int | None, bool]]:
         """Return the virtual sizes of a pipeline size, each with True where its ends count as layers.
 
-        None is among the sizes; the list is empty for an invalid pipeline. The ends count if the layers are not
-        divisible otherwise: 126 layers have no useful pipeline, 126 + 2 have. Only NeMo supports that, and
-        only without keys for the first and last stage.
+        None is among the sizes; the list is empty for an invalid pipeline. The ends count if the layers are
+        not divisible otherwise: 126 layers have no useful pipeline, 126 + 2 have. Only NeMo supports that,
+        and only without keys for the first and last stage.
         """
         ends = not rules.layers_fit(self._with(self._pipeline(pipeline, ends=False)))
         of_ends = (*keys.COUNTED_ENDS, *keys.OWN_ENDS)

@@ -1,4 +1,4 @@
-"""Rules about Slurm, Pyxis and Enroot: pure functions of what was gathered."""
+"""Rules about Slurm, Pyxis and Enroot: pure functions of the gathered facts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def enroot_lines(
     yield _program(machine, enroot, needed, is_node)
     yield _runtime(machine.places["enroot runtime"], needed)
     yield _data(machine.places["enroot data"], needed, image)
-    if not is_node or image is None or image.path is None:  # a node that is given a file imports nothing
+    if not is_node or image is None or image.path is None:  # nodes do not import an image file
         yield _cache(machine.places["enroot cache"])
         yield _temp(machine.places["enroot temp"])
     yield _mqueue(machine, enroot, needed)
@@ -63,7 +63,7 @@ def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> F
     lacking_to_start = [name for name in lacking if name in _STARTS]
     if is_node and lacking_to_start:
         text += f"; {_listed(lacking_to_start)} missing: containers cannot be started"
-        return missing("enroot", text, "install what is missing on the nodes", needed=needed)
+        return missing("enroot", text, f"install {' '.join(lacking_to_start)} on the nodes", needed=needed)
     if lacking and not is_node:
         fix = f"install {' '.join(lacking)}; or leave imports to skopeo and umoci"
         return warning(
@@ -75,7 +75,7 @@ def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> F
 def _directory(
     what: str, place: Directory, needed: bool, troubles: Sequence[tuple[bool, Severity, str]], fix: str
 ) -> Finding:
-    """Return the line of a directory, with the first of the `troubles` that it has, by how bad that is."""
+    """Return the line of a directory, with the first of the `troubles` that holds."""
     mounted = "" if place.path == place.point else f", mounted at {place.point}"
     text = f"{place.path} ({place.kind}{mounted})"
     for is_so, severity, trouble in troubles:
@@ -93,7 +93,7 @@ def _no_write(place: Directory) -> str:
 
 
 def _runtime(place: Directory, needed: bool) -> Finding:
-    setting = "ENROOT_RUNTIME_PATH in enroot.conf: a directory of this machine's own"
+    setting = "ENROOT_RUNTIME_PATH in enroot.conf: a local directory"
     is_full = place.writable and _is_small(place, 2**20)
     troubles = (
         (not place.writable, Severity.MISSING, f"{_no_write(place)}, and Enroot does not start"),
@@ -176,10 +176,10 @@ def _mqueue(machine: Machine, enroot: Enroot, needed: bool) -> Finding:
 def _hooks(machine: Machine, enroot: Enroot, image: Image | None, needed: bool) -> Finding:
     what, has_gpus = "enroot.hooks", machine.gpus is not None and bool(machine.gpus.names)
     if has_gpus and _NVIDIA_HOOK not in enroot.hooks:
-        text, fix = f"no {_NVIDIA_HOOK}: containers see none of the GPUs", "put it into hooks.d"
+        text, fix = f"no {_NVIDIA_HOOK}: containers do not see the GPUs", "put it into hooks.d"
         return missing(what, text, f"it is in Enroot's conf/hooks: {fix}", needed=needed)
     if _NVIDIA_HOOK in enroot.hooks and "nvidia-container-cli" not in machine.tools:
-        fault = "calls nvidia-container-cli, which is not there"
+        fault = "calls nvidia-container-cli, which is missing"
         if has_gpus:
             text = f"{_NVIDIA_HOOK} {fault}: containers do not start"
             return missing(what, text, _GPU_TOOLS, needed=needed)
@@ -213,7 +213,7 @@ def _namespaces(machine: Machine, needed: bool) -> Finding:
     if not troubles or machine.uid == 0:
         return ok(what, f"root may; others may not: {reasons}" if troubles else "allowed")
     if "apparmor_restrict_unprivileged_userns=1" in reasons:
-        # A profile of Enroot's cannot be told from here: it is for the program, not for us.
+        # Whether Enroot has an AppArmor profile cannot be detected here.
         fix = f"as root: {steps}; or Enroot's AppArmor profile, which may be there already"
         return warning(what, f"not allowed: {reasons}", fix, needed=needed)
     return missing(what, f"not allowed: {reasons}", f"as root: {steps} ({_REQUIREMENTS})", needed=needed)
@@ -302,7 +302,7 @@ def pyxis_line(slurm: ClusterFacts, needs: Requirements, this_machine: Machine) 
         return unknown(what, text, needed=needed)
     if at.at:
         text = f"srun does not take --container-image, although plugstack.conf has Pyxis{line}"
-        gone = f"{at.plugin} is not there" if at.there is False else "`srun --help` says why it is not loaded"
+        gone = f"{at.plugin} is missing" if at.there is False else "`srun --help` says why it is not loaded"
         return missing(what, text, f"{gone}: it is built for one release of Slurm", needed=needed)
     fix = (
         f"{_PYXIS}; without it: container_options.runtime=apptainer, or container=null" if needed else _PYXIS
@@ -316,7 +316,7 @@ def pyxis_node_lines(node: Machine, needs: Requirements, image: Image | None) ->
         return
     at, place = node.plugstack, node.places.get("pyxis runtime")
     if at.there is False:
-        text = f"{at.at}: {at.plugin} is not there"
+        text = f"{at.at}: {at.plugin} is missing"
         yield missing("pyxis.plugin", text, f"install it on this node: {_PYXIS}", needed=True)
     elif at.at:
         yield ok("pyxis.plugin", f"{at.at}: {at.plugin}", needed=True)

@@ -1,4 +1,4 @@
-"""Examination of compute nodes by a job of a few seconds, which runs the probe once on each of them."""
+"""Examine compute nodes by a job of a few seconds, which runs the probe once on each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from launcher.slurm.commands import WITHOUT_SLURM, error_text
 # The flags that select a launch's nodes, so that the same nodes are examined.
 _CHOOSING_NODES = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
 _MINUTES = 5
-_MEMORY = "500M"  # where memory is shared out, the default may be all that a node has
+_MEMORY = "500M"  # the default may be the whole memory of a node
 _ENDING_SECONDS = 15.0
 
 # Any Python will do: the launcher's own, where it is shared, or the system's. `$2` is the probe.
@@ -56,7 +56,7 @@ _PYXIS_SAYS_NOTHING = (
 class Answers:
     """The answers of nodes.
 
-    `unprobed` names nodes without any Python to look with, and `started` those where the image started; it is
+    `unprobed` names nodes without any Python to run the probe; `started` those on which the image started,
     None if that was not tried.
     """
 
@@ -81,13 +81,13 @@ class Answers:
 def look(
     plan: Plan, count: int, request: Mapping[str, Any], environment: Mapping[str, str], patience: float
 ) -> Answers:
-    """Run the probe on some nodes, once on each, where a launch would run; raise UserError without a Slurm.
+    """Run the probe once on each of some nodes of a launch; raise UserError without a Slurm.
 
     `patience` are the seconds to wait for nodes and their answers.
     """
     if plan.scheduler == "local":
         text = f"--nodes {count}: cluster.scheduler=local has no other machines"
-        raise UserError(text, key="cluster.scheduler", hint="without --nodes this machine is looked at")
+        raise UserError(text, key="cluster.scheduler", hint="without --nodes this machine is examined")
     source = Path(probe.__file__).read_text(encoding="utf-8")
     command = ["sh", "-c", _START, "sh", sys.executable, source, json.dumps(request), probe.MARK]
     out, why = _run(plan, count, command, environment, patience)
@@ -107,19 +107,19 @@ def start(
 ) -> tuple[tuple[str, ...], str | None]:
     """Start an image through Pyxis, once on each of some nodes, which are named or counted.
 
-    Return the nodes where it started, and the reason why it did not on others.
+    Return the nodes on which it started, and the reason why it did not on others.
     """
     command = [f"--container-image={image}", *plan.job.srun_args, "sh", "-c", _STARTED, "sh", probe.MARK]
-    # A large image takes its time, which the user grants with more patience.
+    # A large image takes long: the user raises the patience.
     minutes = max(_MINUTES, math.ceil(patience / 60))
-    out, why = _run(plan, nodes, command, environment, patience, minutes=minutes, tell=pyxis_words)
+    out, why = _run(plan, nodes, command, environment, patience, minutes=minutes, explain=pyxis_words)
     lines = [line.split(" ") for line in out.splitlines()]
     names = {line[1] for line in lines if len(line) == 2 and line[0] == probe.MARK}
     return tuple(sorted(names, key=_natural)), why
 
 
 def pyxis_words(stderr: str) -> str:
-    """Return the errors of Pyxis and Enroot, once for all nodes; all of stderr if there are none."""
+    """Return the errors of Pyxis and Enroot, once for all nodes; all of stderr without such errors."""
     lines = [match[1].strip() for line in stderr.splitlines() if (match := _PYXIS_SAYS.search(line))]
     errors = [line for line in dict.fromkeys(lines) if line and not line.endswith(_PYXIS_SAYS_NOTHING)]
     return "; ".join(line for line in errors if not _PYXIS_CHILD.fullmatch(line)) or error_text(stderr)
@@ -133,7 +133,7 @@ def _run(
     patience: float,
     *,
     minutes: int = _MINUTES,
-    tell: Callable[[str], str] = error_text,
+    explain: Callable[[str], str] = error_text,
 ) -> tuple[str, str | None]:
     """Run a command once on each of some nodes; return its output, and the error if it fails."""
     name = f"slipway-doctor-{new_tag()}"
@@ -151,7 +151,7 @@ def _run(
         except BaseException:
             _end(process, name, environment)
             raise
-    return out, end_of(escape(tell(err))) if process.returncode else None
+    return out, end_of(escape(explain(err))) if process.returncode else None
 
 
 def _started_step(
@@ -180,14 +180,14 @@ def srun_command(plan: Plan, nodes: int | Sequence[str], name: str, minutes: int
     command = ["srun", f"--job-name={name}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
     command += ["--cpus-per-task=1", f"--mem={_MEMORY}", f"--time={minutes}", "--chdir=/", "--mpi=none"]
     if plan.scheduler == "allocation":
-        # Other steps may run, such as the user's shell; srun takes no --exclusive beside it.
+        # Other steps may run, such as the user's shell; srun does not combine this with --exclusive.
         return [*command, "--overlap", *([f"--nodelist={chosen}"] if chosen else [])]
     values = {flag: getattr(plan.job.queue, flag) for flag in _CHOOSING_NODES}
     values["nodelist"] = chosen or values["nodelist"]
     command += [f"--{flag}={value}" for flag, value in values.items() if value is not None]
     resources = plan.job.resources
     if resources.gpus_per_node or resources.gpus_per_task or (resources.gres or "").startswith("gpu"):
-        # A job that asks for no GPU may see none.
+        # Without this request the job may not see the GPUs.
         command.append("--gres=gpu:1")
     return command
 

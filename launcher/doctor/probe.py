@@ -1,6 +1,6 @@
-"""Probe of a machine for containers and trainings: it reads, prints JSON, and writes nothing.
+"""Probe a machine for containers and trainings: read only, and print JSON.
 
-`slipway doctor --nodes` runs this file alone on compute nodes, with any Python from 3.6 on: it imports the
+`slipway doctor --nodes` runs only this file on compute nodes, with any Python from 3.6 on: it imports the
 standard library alone.
 """
 
@@ -28,7 +28,7 @@ _MOST_FILES = 100  # of a configuration
 # As in the script of a job, templates/supervisor.sh.j2.
 _JOB_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "python3")
 
-# The programs whose versions are asked for; those of squashfs take another option.
+# The programs to ask for their versions; those of squashfs take another option.
 _VERSIONED = [
     *["docker", "podman", "buildah", "skopeo", "umoci", "squashfuse"],
     *["apptainer", "singularity", "nvidia-container-cli"],
@@ -69,8 +69,7 @@ if TYPE_CHECKING:
 def gather(request: "dict[str, dict[str, str]]", environment: "dict[str, str]") -> "dict[str, object]":
     """Return the facts of this machine; the environment is that of the programs that it runs.
 
-    In a request `files` are paths whose sizes are reported, `places` directories besides Enroot's by their
-    purpose.
+    In a request `files` are paths, to report their sizes, and `places` further directories by their purpose.
     """
     path = environment.get("PATH", os.defpath)
     tools = _tools(path, environment)
@@ -124,7 +123,7 @@ def _say(command: "list[str]", environment: "dict[str, str]") -> "tuple[int, str
 
 
 def _job_python(path: str, environment: "dict[str, str]") -> "str | None":
-    """Return version and path of the Python that keeps jobs, as job scripts look for it."""
+    """Return version and path of the Python that supervises jobs, as job scripts find it."""
     for name in _JOB_PYTHONS:
         program = shutil.which(name, path=path)
         if program is not None:
@@ -274,7 +273,7 @@ def _enroot(
     conf = re.search(r'config::init "([^"]+)"', script)
     file = conf.group(1) if conf else "/etc/enroot/enroot.conf"
     settings, trouble = _settings(tools, file, environment)
-    home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - there may be none
+    home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - home may be unknown
     defaults = {
         "RUNTIME": (environment.get("XDG_RUNTIME_DIR") or "/run") + "/enroot",
         "DATA": (environment.get("XDG_DATA_HOME") or home + "/.local/share") + "/enroot",

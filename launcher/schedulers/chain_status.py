@@ -1,4 +1,4 @@
-"""The status of a chain, whose jobs continue one another, from the statuses of its jobs and their marks.
+"""Derive the status of a chain of jobs from the statuses of its jobs and their marks.
 
 Successors that are pending or cancelled do not change the state of a chain whose work is done, or that
 has ended.
@@ -22,8 +22,8 @@ _LEFT = "it left without doing anything: the chain had ended"
 def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
     """Return the status of a chain from those of its jobs, the first link first.
 
-    It is that of the current link: the one that runs, or else the next one that waits; when the chain has
-    ended, the last one that did something.
+    It is that of the current link: the running one, else the next waiting one; of a chain that has ended, the
+    last one that trained.
     """
     if ref.is_repeated and len(ref.links) > 1:
         return _status_of_repeated(ref, statuses)
@@ -62,7 +62,7 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
 
 
 def _status_of_repeated(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
-    """Return the status of the job that runs, or of the first, which waits for the end of the training."""
+    """Return the status of the running job, or of the first, which waits for the end of the training."""
     runs = [index for index, status in enumerate(statuses) if status.state.is_live]
     running = [index for index in runs if statuses[index].state is not State.PENDING]
     index = running[-1] if running else 0
@@ -89,7 +89,7 @@ def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, d
 
 
 def _as_marked_done(status: JobStatus, attempt: JobAttempt | None) -> JobStatus:
-    """Return the status of a job; that of its mark if a node failed when all was done."""
+    """Return the status of a job, or of its mark if a node failed after the end of the training."""
     if status.state is State.NODE_FAIL and attempt is not None and attempt.verdict == "done":
         return replace(status_of_attempt(attempt), restarts=status.restarts)
     return status
@@ -109,10 +109,10 @@ def _unless_it_left(status: JobStatus, attempt: JobAttempt | None, end: ChainEnd
 
 
 def from_marks_alone(ref: JobRef) -> JobStatus | None:
-    """Return how a launch's job, or its chain, ended by its marks alone; ``None`` if they do not tell."""
+    """Return the final status of a launch's job or chain by its marks alone; ``None`` if unknown."""
     marked = [from_marks(job, job.job_id) for job in ref.jobs]
     if ref.max_links == 1:
-        return marked[0]  # of a stage that is repeated the one after the training
+        return marked[0]  # of a repeated stage, the one after the training
     if not any(marked):
         return None
     unknown = JobStatus(State.UNKNOWN, "it left no mark")
@@ -123,7 +123,7 @@ def from_marks_alone(ref: JobRef) -> JobStatus | None:
 
 
 def may_go_on(ref: JobRef, status: JobStatus) -> bool:
-    """Return True if a chain that has ended may have a link that nobody has recorded."""
+    """Return True if a chain that has ended may have an unrecorded link."""
     is_over = status.state.is_final and not status.state.is_good
     return is_over and len(ref.links) < ref.max_links and chain_end(ref.launch_dir) is None
 
@@ -144,7 +144,7 @@ def _current(
 
 
 def _ended_by_user_between(status: JobStatus, attempt: JobAttempt | None, end: ChainEnd) -> bool:
-    """Return True if somebody ended a chain while its next link waited and none ran."""
+    """Return True if a user ended a chain while its next link waited and no link ran."""
     if end.by.startswith(_JOB) or not status.state.is_final or status.state.is_good:
         return False
     return attempt is None or attempt.ended is None or end.ended is None or attempt.ended < end.ended

@@ -52,7 +52,7 @@ FREE = frozenset(_NAMES.split()) - SET_BY.keys()
 
 
 def key_hint(name: str) -> str | None:
-    """Return which key sets the option of sbatch that a mistaken key of `cluster` has the name of."""
+    """Return the key that sets the option of sbatch with the name of a mistaken key of `cluster`."""
     flag = name.replace("_", "-")
     if flag in SET_BY:
         return f"--{flag} is set by {SET_BY[flag]}"
@@ -60,14 +60,14 @@ def key_hint(name: str) -> str | None:
 
 
 def checked_name(name: str) -> str:
-    """Return the name of an option as sbatch has it; raise ValueError if it has none, or Slipway sets it."""
+    """Return sbatch's name of an option; raise ValueError for an unknown one, or one that Slipway sets."""
     flag = name.replace("_", "-")
     if flag in SET_BY:
         raise ValueError(f"--{flag} is set by {SET_BY[flag]}")
     if flag not in FREE:
         near = "".join(f"did you mean {name!r}? " for name in nearest(flag, FREE))
         plugin = f"one of a site's plugin: cluster.spank.{name}=..."
-        raise ValueError(f"sbatch has no option --{flag} of its own; {near}{plugin}")
+        raise ValueError(f"sbatch itself has no option --{flag}; {near}{plugin}")
     return flag
 
 
@@ -87,7 +87,7 @@ _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%(?P<at_once>\d+))?
 
 
 def check_array(array: bool | str | None) -> None:
-    """Raise ValueError for a value of ``--array`` whose tasks could run at once: all train the same run."""
+    """Raise ValueError if the tasks of an ``--array`` could run at once: all train the same run."""
     if array is None or array is False:
         return
     match = _ARRAY.fullmatch(str(array))
@@ -99,10 +99,10 @@ def check_array(array: bool | str | None) -> None:
 
 
 def combined_dependency(own: str | None, after: str, key: str = "training.run.dependency") -> str:
-    """Return the value of ``--dependency`` for a job that waits for another one besides its own dependency.
+    """Return the value of ``--dependency`` for a job with a dependency that also waits for another job.
 
-    On the command line it replaces the header's. Alternatives (``?``) are a UserError: Slurm takes all or
-    any, and no mixture.
+    On the command line it replaces the header's. Alternatives (``?``) are a UserError: Slurm does not mix
+    them with other dependencies.
     """
     if own is None:
         return after

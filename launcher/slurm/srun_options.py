@@ -33,7 +33,7 @@ _LETTERS = dict(word.split("=") for word in _SHORT.split())
 # Letters of bare options that take the rest of their word for a value.
 _OPTIONAL = "IkK"
 
-# Of sbatch's options that Slipway sets, those that a step may have besides.
+# Options of sbatch that Slipway sets, and that a step may set too.
 _OF_A_STEP = """
 comment cpus-per-task exclusive gpus gpus-per-node gpus-per-task gres licenses mem parsable quiet signal
 verbose wait wrap
@@ -45,7 +45,7 @@ STEP_SET_BY: Mapping[str, str] = {
     "container-image": "container",
     "container-name": "container_options.name",
     "export": "env_vars for the tasks, and cluster.sbatch.export for the job",
-    "jobid": "Slipway, whose job the step belongs to",
+    "jobid": "Slipway, because the step belongs to its job",
     "kill-on-bad-exit": "Slipway, which ends all tasks when one fails",
     **dict.fromkeys(("multi-prog", "no-allocate", "pty"), "Slipway, which starts one program for all tasks"),
 }

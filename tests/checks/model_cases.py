@@ -221,7 +221,12 @@ MODEL_CASES = [
     bad("model.experts", {**MOE, "model.moe_grouped_gemm": True}, "no biases"),
     bad("model.experts", {**MOE, "model.moe_pad_expert_input_to_capacity": True}, "needs a capacity"),
     bad("model.experts", {"model.num_moe_experts": 8}, "of the type t5 has no experts", base=T5),
-    bad("model.attention", {**LATENT, "model.v_head_dim": None}, "v_head_dim", "the engines have different defaults"),
+    bad(
+        "model.attention",
+        {**LATENT, "model.v_head_dim": None},
+        "v_head_dim",
+        "the engines have different defaults",
+    ),
     bad("model.attention", LATENT, "decoder_block_gpt"),
     good("model.attention", {**LATENT, "model.name": "decoder_block_gpt"}),
     good("model.attention", LATENT, plan=MEGATRON_LM),

@@ -220,8 +220,7 @@ def test_nodes_that_cannot_be_used_now_keep_a_job_waiting() -> None:
     finding = only_finding(plan_with(nodes=3), cluster)
     assert (finding.id, finding.severity) == ("cluster.nodes", Severity.WARNING)
     assert finding.message == (
-        f"{NODES}=3: partition gpu has 4 nodes; 2 of them cannot be used now (down*):"
-        " the job would wait"
+        f"{NODES}=3: partition gpu has 4 nodes; 2 of them cannot be used now (down*): the job would wait"
     )
     assert finding.fix == f"{NODES}=2 is the largest that could start now"
     assert cluster_findings(plan_with(nodes=2), cluster) == []

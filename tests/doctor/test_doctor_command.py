@@ -205,7 +205,7 @@ def test_unreadable_image_has_an_unknown_cuda(bare_machine: Path) -> None:
         (["--patience", "0"], "--patience 0"),
         (["--patience", "inf"], "--patience inf"),
         (["--patience", "nan"], "--patience nan"),
-        (["cluster=bcm", "container=null", "--nodes", "1", "--start"], "nothing that Pyxis would start"),
+        (["cluster=bcm", "container=null", "--nodes", "1", "--start"], "no image for Pyxis to start"),
         (["cluster=bcm", "--nodes", "1", "--start", "--image", "dockerd://x:1"], "nodes cannot fetch it"),
         (["--start"], "on which nodes?"),
         (["cluster=local", "--nodes", "2"], "has no other machines"),

@@ -119,7 +119,7 @@ def test_pyxis_that_is_configured_and_not_loaded_is_missing() -> None:
     assert "although plugstack.conf has Pyxis" in line.message
     absent = replace(plugstack(), there=False)
     line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=absent))
-    assert "spank_pyxis.so is not there" in (line.fix or "")
+    assert "spank_pyxis.so is missing" in (line.fix or "")
 
 
 def test_plugin_of_pyxis_is_reported_for_each_node() -> None:
@@ -238,11 +238,11 @@ def test_gpus_need_the_hook_of_nvidia() -> None:
     with_gpus = machine(gpus=gpus())
     line = line_about(enroot_lines(with_gpus, ON_PYXIS, FILE, is_node=True), "enroot.hooks")
     assert (line.severity, line.needed) == (Severity.MISSING, True)
-    assert "nvidia-container-cli, which is not there" in line.message
+    assert "nvidia-container-cli, which is missing" in line.message
     line = line_about(
         enroot_lines(replace(with_gpus, enroot=Enroot()), ON_PYXIS, FILE, is_node=True), "enroot.hooks"
     )
-    assert "see none of the GPUs" in line.message
+    assert "do not see the GPUs" in line.message
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_squeue_gives_the_status_of_a_job(tag: str, expected: JobStatus) -> None
 def test_a_cancellation_by_slurm_has_a_reason() -> None:
     status = status_of(replace(QUEUE["t-depnever"], word="CANCELLED"))
     assert status.state is State.CANCELLED
-    assert status.reason == "what it waited for failed, or cannot happen any more"
+    assert status.reason == "its dependency failed, or can no longer be satisfied"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_cancellation_by_slurm_has_a_reason() -> None:
         (
             "depnever",
             0,
-            "DependencyNeverSatisfied: what it waits for cannot happen any more, `slipway cancel RUN`",
+            "DependencyNeverSatisfied: its dependency can no longer be satisfied, `slipway cancel RUN`",
         ),
         ("begin", 0, "BeginTime: its time to begin has not come; after a requeue that takes two minutes"),
         ("preempted", 1, "BeginTime: its time to begin has not come; after a requeue that takes two minutes"),
