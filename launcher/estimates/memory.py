@@ -123,7 +123,7 @@ def _routed(training: Training, size: Size) -> int:
 
 
 def _matrices(training: Training, stage: tuple[Chunk, ...]) -> int:
-    """Return the parameters of the layers' matrices on one GPU, of which FP8 keeps copies."""
+    """Return the parameters of the layers' matrices on one GPU; FP8 keeps copies of them."""
     total = Size()
     for chunk in stage:
         for layers, stack in zip(chunk.layers, training.parts.stacks, strict=True):
@@ -162,7 +162,7 @@ def bytes_per_parameter(training: Training) -> ParameterBytes:
         copy = 2 if training.precision != "32" else 0
         return ParameterBytes(4 + copy, 4, moments, *others)
     if training.precision == "16" and training.engine != "nemo":
-        # Gradients in 16 bits, and again in fp32 beside the master weights: megatron/core/optimizer.
+        # Gradients in 16 bits, and again in fp32 with the master weights: megatron/core/optimizer.
         return ParameterBytes(2, 2, 4 + _MASTER + moments, *others)
     gradient = 4
     if training.engine == "nemo" and training.values.raw("model.optim.grad_sync_dtype") in HALF:
@@ -235,7 +235,7 @@ def _in_flight(training: Training, stage: int) -> Counter[int]:
 
 
 def _chunk(training: Training, parts: list[_Part], chunk: Chunk) -> Kept:
-    """Return what one micro batch leaves in a chunk."""
+    """Return the activations that one micro batch leaves in a chunk."""
     total = Kept()
     for number, (part, layers) in enumerate(zip(parts, chunk.layers, strict=True)):
         if chunk.embeds and layers:
@@ -247,7 +247,7 @@ def _chunk(training: Training, parts: list[_Part], chunk: Chunk) -> Kept:
         # The encoder's output, for the attention of the decoder's layers.
         total = total.plus(parts[0].input)
     if training.engine == "megatron" and training.parallel.pipeline > 1 and not chunk.has_output:
-        # Our trainer does not free what it has sent to the next stage.
+        # Our trainer does not free its output to the next stage.
         total = total.plus(parts[-1].input)
     return total
 
@@ -264,7 +264,7 @@ def _layers(part: _Part, layers: int, sparse: int) -> Kept:
 
 
 def _working(parts: list[_Part], chunk: Chunk) -> Kept:
-    """Return the working memory of a layer's backward pass, with what was recomputed for it."""
+    """Return the working memory of a layer's backward pass, with recomputed activations."""
     most = Kept()
     for part, layers in zip(parts, chunk.layers, strict=True):
         if not layers:

@@ -30,13 +30,13 @@ _FUSED_BACKWARD = 2.5
 _OPTIMIZER_BYTES = 30
 # From here on a T5's vocabulary is that of mT5.
 _LARGE_VOCABULARY = 200_000
-# Features whose step time is unknown, as people call them.
+# Features without a known step time, by their usual names.
 NOT_TIMED = {
     "model.num_moe_experts": "how long experts take is not estimated",
     "model.multi_latent_attention": "how long multi-latent attention takes is not estimated",
     "model.window_size": "how long attention to a sliding window takes is not estimated",
 }
-# The size of a vocabulary whose tokenizer is unknown.
+# The size of a vocabulary with an unknown tokenizer.
 _VOCABULARY = 50_304
 
 
@@ -171,7 +171,7 @@ class Speed:
         return max(most, first or 0), (most if last is None else last) - loss
 
     def _stage(self, stack: Stack, layout: Layout, layers: int) -> float:
-        """Return the seconds of layers for a micro batch, forward and backward, with what is recomputed."""
+        """Return the seconds of layers for a micro batch, forward and backward, with recomputing."""
         # The parts of a layout that a layer depends on, which thousands of layouts share.
         alike = stack, layout.tensor, layout.context, layout.micro, layout.sequence_parallel
         if alike not in self._layers:
@@ -194,7 +194,7 @@ class Speed:
         whole = 22 * tokens * stack.hidden / (tensor if layout.sequence_parallel else 1)
         inner = (6 if stack.is_gated else 4) * tokens * stack.ffn / tensor
         moved = (whole + inner) / self._memory
-        # FP8 casts what goes into a product: forward its input, backward the gradient of its output.
+        # FP8 casts the operand of a product: forward its input, backward the gradient of its output.
         casts = self._attained.casts * tokens / self._memory if self.counts_fp8 else 0.0
         cast, cast_backward = (casts * sum(side[way] for side in sides) for way in (0, 1))
         # A sum over the ranks behind each attention and the MLP; both schemes send as much, as an all-reduce
@@ -227,7 +227,7 @@ class Speed:
                 again = 2 * computed
             sent = 2 * 2 * layout.micro * attended * stack.kv_width / tensor * (context - 1) / context
             around = sent / self._link(tensor * context)
-            # Keys and values of the other ranks arrive while what is there is computed with; backward, their
+            # Keys and values of the other ranks arrive while the present ones are used; backward, their
             # gradients go around too.
             forward += max(computed, around)
             backward += max(again, 2 * around)
@@ -272,7 +272,7 @@ class Speed:
         link = self._ring(layout.tensor, group)
         each = self._work.parameters / (layout.tensor * layout.pipeline) * (group - 1) / group / link
         gradients, parameters = self._work.gradient_bytes * each, 2 * each
-        if not self._work.shares_optimizer:  # an all-reduce, and nothing to gather
+        if not self._work.shares_optimizer:  # an all-reduce without a gather
             gradients, parameters = 2 * gradients, 0.0
         if not self._work.overlaps_data:
             return gradients + parameters

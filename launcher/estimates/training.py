@@ -58,7 +58,7 @@ _PRECISIONS = ("bf16", "16", "32")
 
 
 def countable_model(values: Values) -> Mapping[str, Any] | None:
-    """Return the `model` node; None if one of its sizes is missing or none: counting then never fails."""
+    """Return the `model` node; None if one of its sizes is missing or invalid: counting then never fails."""
     model, stacks = values.node("model"), stacks_of(values)
     if model is None or not stacks:
         return None
@@ -77,7 +77,7 @@ def countable_model(values: Values) -> Mapping[str, Any] | None:
     experts = values.raw("model.num_moe_experts")
     is_countable = (
         all(needed)
-        # Megatron reads 0 as none.
+        # Megatron reads 0 as null.
         and all(values.raw(key) in (None, 0) or values.whole(key) for key in (*optional, *_OF_MODEL))
         and all(values.raw(key) is None or values.node(key) is not None for key in _NODES)
         and (model_type_of(values) == "gpt" or not (experts or latent))
@@ -156,13 +156,13 @@ def model_size(values: Values) -> ModelSize | None:
 
 # --- a training
 
-# Features whose weights or activations are not counted, as people call them.
+# Features without a count of weights or activations, by their usual names.
 _NOT_COUNTED = {
     "model.mtp_num_layers": "multi-token prediction is not counted yet",
     "model.moe_latent_size": "experts in a latent space are not counted yet",
     "model.pipeline_model_parallel_layout": "layers that are listed by stage are not counted yet",
     "model.fsdp": "FSDP is not counted yet",
-    "model.cpu_offloading": "what is offloaded to the host is not counted yet",
+    "model.cpu_offloading": "memory of the host is not counted yet",
 }
 
 
@@ -319,7 +319,7 @@ def _of_one_stack(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
 
 
 def _of_two_stacks(stacks: tuple[Stack, ...]) -> tuple[tuple[Chunk, ...], ...] | None:
-    """Return the encoder's stages, then the decoder's, whose first one embeds too."""
+    """Return the encoder's stages, then the decoder's; its first one embeds too."""
     encoder, decoder = stacks
     if encoder.layers % encoder.stages or decoder.layers % decoder.stages:
         return None

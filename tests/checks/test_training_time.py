@@ -307,20 +307,20 @@ def test_source_of_the_time_is_that_of_the_engine() -> None:
 
 def test_gpu_without_published_trainings_is_named() -> None:
     cost = cost_of(GPT_22B, tensor=8, gpu="l40s-48gb")
-    assert cost.mfu_source == "this layout's, by NeMo on a100; assumed: nobody publishes trainings on l40s"
+    assert cost.mfu_source == "this layout's, by NeMo on a100; assumed: no published trainings on l40s"
     assert cost_of(GPT_22B, tensor=8, gpu="h200-141gb").mfu_source == "this layout's, by NeMo on h100"
 
 
 @pytest.mark.parametrize(
     ("engine", "gpu", "changes", "attained", "source"),
     [
-        ("nemo", "v100-32gb", {}, {}, "; assumed: nobody publishes trainings on v100"),
+        ("nemo", "v100-32gb", {}, {}, "; assumed: no published trainings on v100"),
         (
             "nemo",
             "gb300-279gb",
             {},
             {},
-            ", by NeMo on b200; assumed: nobody publishes trainings on gb300 in bf16",
+            ", by NeMo on b200; assumed: no published trainings on gb300 in bf16",
         ),
         ("nemo", "gb300-279gb", {"model.fp8": True}, {}, ", by NeMo on gb300"),
         ("megatron", "h100-80gb", {}, {}, ", by Megatron-LM on h100; assumed: nobody measured our trainer"),
@@ -336,7 +336,7 @@ def test_gpu_without_published_trainings_is_named() -> None:
             "h100-80gb",
             {},
             {"like": {"h100": "v100"}},
-            "; assumed: nobody publishes trainings on v100; h100 taken for v100 by estimates.attained",
+            "; assumed: no published trainings on v100; h100 taken for v100 by estimates.attained",
         ),
         (
             "nemo",
@@ -351,7 +351,7 @@ def test_gpu_without_published_trainings_is_named() -> None:
             "l4-24gb",
             {"model.fp8": True},
             {},
-            ", by NeMo on a100; assumed: nobody publishes trainings on l4; FP8 not counted",
+            ", by NeMo on a100; assumed: no published trainings on l4; FP8 not counted",
         ),
     ],
 )
