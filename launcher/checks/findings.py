@@ -71,7 +71,7 @@ def name_likewise(others: Iterable[str]) -> str:
     return f"; likewise {', '.join(names[:2])}{more}" if names else ""
 
 
-def not_checked(what: str, why: str | None) -> Finding:
+def skip_check(what: str, why: str | None) -> Finding:
     text = f"not checked: {what}" + (f" ({why})" if why else "")
     return Finding(Severity.SKIPPED, None, text, why=why or None)
 
@@ -111,7 +111,7 @@ class Check(Generic[P]):
         if not reasons:
             yield from self.find(plan, facts)
         elif None not in reasons:
-            yield replace(not_checked(self.topic, reasons[0]), id=self.id)
+            yield replace(skip_check(self.topic, reasons[0]), id=self.id)
 
     def has_facts(self, facts: Facts) -> bool:
         """Return True if each needed fact is known."""

@@ -76,11 +76,11 @@ def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Fi
         ]
     if facts.cluster is not None:
         tasks = facts.array_tasks
-        findings = [partitions.with_partitions(finding, plan, facts.cluster, tasks) for finding in findings]
-    return worst_first(findings)
+        findings = [partitions.add_partitions(finding, plan, facts.cluster, tasks) for finding in findings]
+    return sort_by_severity(findings)
 
 
-def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+def sort_by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """Sort findings: errors, warnings, skipped checks."""
     order = list(Severity)
     return sorted(findings, key=lambda finding: order.index(finding.severity))

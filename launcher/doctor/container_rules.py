@@ -62,12 +62,12 @@ def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> F
     lacking = [name for name in _CALLS if name not in tools]
     lacking_to_start = [name for name in lacking if name in _STARTS]
     if is_node and lacking_to_start:
-        text += f"; {_listed(lacking_to_start)} missing: containers cannot be started"
+        text += f"; {_join_names(lacking_to_start)} missing: containers cannot be started"
         return missing("enroot", text, f"install {' '.join(lacking_to_start)} on the nodes", needed=needed)
     if lacking and not is_node:
         fix = f"install {' '.join(lacking)}; or leave imports to skopeo and umoci"
         return warning(
-            "enroot", f"{text}; {_listed(lacking)} missing: images cannot be imported", fix, needed=needed
+            "enroot", f"{text}; {_join_names(lacking)} missing: images cannot be imported", fix, needed=needed
         )
     return ok("enroot", text, needed=needed)
 
@@ -88,7 +88,7 @@ def _is_small(place: Directory, room: int) -> bool:
     return place.free is not None and place.free < room
 
 
-def _no_write(place: Directory) -> str:
+def _describe_no_write(place: Directory) -> str:
     return f"you may not write to {place.there}"
 
 
@@ -96,7 +96,7 @@ def _runtime(place: Directory, needed: bool) -> Finding:
     setting = "ENROOT_RUNTIME_PATH in enroot.conf: a local directory"
     is_full = place.writable and _is_small(place, 2**20)
     troubles = (
-        (not place.writable, Severity.MISSING, f"{_no_write(place)}, and Enroot does not start"),
+        (not place.writable, Severity.MISSING, f"{_describe_no_write(place)}, and Enroot does not start"),
         (is_full, Severity.MISSING, "full"),
         (not place.is_local, Severity.WARNING, "shared; nodes get in each other's way"),
     )
@@ -111,7 +111,7 @@ def _data(place: Directory, needed: bool, image: Image | None) -> Finding:
     whose = "the image" if size is not None else "an image of a framework"
     room = f"{whose} takes about {memory_text(unpacked)} unpacked"
     troubles = (
-        (not place.writable, Severity.MISSING, f"{_no_write(place)}, and no image can be unpacked"),
+        (not place.writable, Severity.MISSING, f"{_describe_no_write(place)}, and no image can be unpacked"),
         (not place.is_local, Severity.WARNING, "shared; every node unpacks the image there, and removes it"),
         (_is_small(place, unpacked), Severity.WARNING, room),
         (place.is_memory, Severity.WARNING, "images take the machine's memory"),
@@ -124,7 +124,7 @@ def _cache(place: Directory) -> Finding:
     """Report the directory of downloaded layers."""
     is_small = place.is_memory or _is_small(place, _CACHE_ROOM)
     troubles = (
-        (not place.writable, Severity.WARNING, _no_write(place)),
+        (not place.writable, Severity.WARNING, _describe_no_write(place)),
         (is_small, Severity.WARNING, f"an image's layers take {memory_text(_CACHE_ROOM)} and more"),
     )
     fix = "ENROOT_CACHE_PATH: a directory with room; your home's quota is soon full"
@@ -135,7 +135,7 @@ def _temp(place: Directory) -> Finding:
     """Report the directory in which an import puts layers together."""
     room = f"an import of a framework's image takes about {memory_text(_USUAL_ROOM)} there"
     troubles = (
-        (not place.writable, Severity.WARNING, _no_write(place)),
+        (not place.writable, Severity.WARNING, _describe_no_write(place)),
         (place.is_memory, Severity.WARNING, "imports take the machine's memory"),
         (_is_small(place, _USUAL_ROOM), Severity.WARNING, room),
         (not place.is_local, Severity.WARNING, "shared, and slow"),
@@ -150,7 +150,7 @@ def stage_lines(node: Machine, image: Image | None) -> Iterator[Finding]:
     if place is None or image is None or image.path is None:
         return
     troubles = (
-        (not place.writable, Severity.WARNING, _no_write(place)),
+        (not place.writable, Severity.WARNING, _describe_no_write(place)),
         (not place.is_local, Severity.WARNING, "on a shared file system: no speed-up"),
         (
             image.size is not None and _is_small(place, image.size),
@@ -187,7 +187,7 @@ def _hooks(machine: Machine, enroot: Enroot, image: Image | None, needed: bool) 
             text = f"the image has NVIDIA_VISIBLE_DEVICES={image.devices}, for which {_NVIDIA_HOOK} {fault}"
             return missing(what, f"{text}: the image does not start", WITHOUT_GPU_TOOLS, needed=needed)
     names = [name for name in (_NVIDIA_HOOK, _PYTORCH_HOOK) if name in enroot.hooks]
-    text = f"{len(enroot.hooks)} hooks{', with ' + _listed(names) if names else ''}"
+    text = f"{len(enroot.hooks)} hooks{', with ' + _join_names(names) if names else ''}"
     if _PYTORCH_HOOK not in enroot.hooks:
         text += f"; no {_PYTORCH_HOOK}, which Slipway's jobs do not need"
     return ok(what, text)
@@ -219,7 +219,7 @@ def _namespaces(machine: Machine, needed: bool) -> Finding:
     return missing(what, f"not allowed: {reasons}", f"as root: {steps} ({_REQUIREMENTS})", needed=needed)
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -250,11 +250,11 @@ def _accounting(kind: str) -> Finding:
         return ok(what, kind)
     text = "sacct has no records; how a job ended is known only from the files that it left"
     fix = f"{_ASK} AccountingStorageType=accounting_storage/slurmdbd"
-    return warning(what, f"{_plain(kind)}: {text}", fix)
+    return warning(what, f"{_format_kind(kind)}: {text}", fix)
 
 
 def _select(kind: str, parameters: str) -> Finding:
-    what, text = "slurm.select", f"{_plain(kind)} {parameters}".strip()
+    what, text = "slurm.select", f"{_format_kind(kind)} {parameters}".strip()
     if kind.endswith("cons_tres"):
         return ok(what, text)
     flags = "--gpus-per-node and --gpus-per-task are not taken"
@@ -264,7 +264,7 @@ def _select(kind: str, parameters: str) -> Finding:
 
 
 def _cgroups(track: str, tasks: str) -> Finding:
-    what, text, effects = "slurm.cgroups", f"{_plain(track)}, {_plain(tasks)}", []
+    what, text, effects = "slurm.cgroups", f"{_format_kind(track)}, {_format_kind(tasks)}", []
     if not track.endswith("cgroup"):
         effects.append("a process that leaves its group outlives its job")
     if "task/cgroup" not in tasks:
@@ -330,5 +330,5 @@ def pyxis_node_lines(node: Machine, needs: Requirements, image: Image | None) ->
         yield ok("pyxis.runtime", text, free=place.free)
 
 
-def _plain(kind: str) -> str:
+def _format_kind(kind: str) -> str:
     return kind if kind and kind != "(null)" else "none"

@@ -88,11 +88,11 @@ def examine(
     needs = needs_of(plan)
     name = image or (plan.job.container.image if plan.job.container is not None and needs.image else None)
     key = "--image" if image else "container"
-    chosen = image_named(name, key) if name is not None else None
+    chosen = resolve_image(name, key) if name is not None else None
     if chosen is not None:
         # The GPUs of the launch come in place of the image's own.
         chosen = replace(chosen, devices=plan.job.environment.get(_DEVICES, chosen.devices))
-    startable = _startable(needs, chosen) if starts else None
+    startable = _require_startable(needs, chosen) if starts else None
     slurm = ask_cluster(plan, _ASKED) if plan.scheduler != "local" else None
     settings = slurm.settings.values if slurm is not None and slurm.settings is not None else {}
     plugstack = settings.get("PlugStackConfig")
@@ -131,7 +131,7 @@ def examine(
     return machine.host, apply_rules(examination)
 
 
-def _startable(needs: Requirements, image: Image | None) -> str:
+def _require_startable(needs: Requirements, image: Image | None) -> str:
     """Return the image's name for Pyxis; refuse one that Pyxis does not start."""
     if image is None or not needs.enroot:
         text = "no image for Pyxis to start: the launch has no container, or another runtime"
@@ -197,7 +197,7 @@ def _examine_node(node: Machine, examination: Examination) -> Iterator[Finding]:
         yield from containers.pyxis_node_lines(node, needs, image)
         if needs.enroot:
             yield from containers.enroot_lines(node, needs, image, is_node=True)
-        yield tools.mounting(node, is_node=True)
+        yield tools.mount_line(node, is_node=True)
         yield from containers.stage_lines(node, image)
     line = tools.apptainer_line(node, needs, is_node=True)
     if line is not None:
@@ -267,7 +267,7 @@ def probe_request(
     return request
 
 
-def image_named(name: str, key: str) -> Image:
+def resolve_image(name: str, key: str) -> Image:
     """Return the image of a name, from its file or its registry; raise UserError if it is no image's name."""
     from launcher.images.references import Kind, Reference, contents_of_reference
     from launcher.images.resolve import contents_of_file
@@ -276,12 +276,12 @@ def image_named(name: str, key: str) -> Image:
     image = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
     if reference.kind is Kind.SQUASHFS:
         known = contents_of_file(reference.path)
-        return _with_file(replace(image, path=str(reference.path), contents=known))
+        return _add_file(replace(image, path=str(reference.path), contents=known))
     image = replace(image, contents=contents_of_reference(reference))
-    return _with_registry(image, reference.for_skopeo)
+    return _add_registry(image, reference.for_skopeo)
 
 
-def _with_file(image: Image) -> Image:
+def _add_file(image: Image) -> Image:
     from launcher.images.inspecting import inspect
 
     assert image.path is not None
@@ -292,12 +292,12 @@ def _with_file(image: Image) -> Image:
     except OSError as error:
         return replace(image, why=(error.strerror or str(error)).lower())
     environment = dict(pair.partition("=")[::2] for pair in content.config.env)
-    image = replace(_with_cuda(image, environment), size=content.size)
+    image = replace(_add_cuda(image, environment), size=content.size)
     # Without unsquashfs only the record of the file is left, if any.
     return image if environment else replace(image, why=next(iter(content.notes), None))
 
 
-def _with_registry(image: Image, name: str | None) -> Image:
+def _add_registry(image: Image, name: str | None) -> Image:
     if name is None:
         return replace(image, why="its contents are read when it is imported")
     try:
@@ -315,10 +315,10 @@ def _with_registry(image: Image, name: str | None) -> Image:
         variables = json.loads(answer.stdout)["config"].get("Env") or []
     except (ValueError, KeyError, TypeError, AttributeError):
         return replace(image, why="the registry's answer cannot be read")
-    return _with_cuda(image, dict(str(pair).partition("=")[::2] for pair in variables))
+    return _add_cuda(image, dict(str(pair).partition("=")[::2] for pair in variables))
 
 
-def _with_cuda(image: Image, environment: Mapping[str, str]) -> Image:
+def _add_cuda(image: Image, environment: Mapping[str, str]) -> Image:
     return replace(
         image,
         cuda=environment.get("CUDA_VERSION") or None,

@@ -70,7 +70,7 @@ class Answers:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the nodes that were examined."""
-        return tuple(sorted((*(machine.host for machine in self.machines), *self.unprobed), key=_natural))
+        return tuple(sorted((*(machine.host for machine in self.machines), *self.unprobed), key=_sort_key))
 
     @property
     def silent(self) -> int:
@@ -98,8 +98,8 @@ def look(
             machines.append(machine_of(content))
         except ValueError:
             why = why or f"{content.get('host')}: its answer cannot be read"
-    machines.sort(key=lambda machine: _natural(machine.host))
-    return Answers(count, tuple(machines), tuple(sorted(unprobed, key=_natural)), why)
+    machines.sort(key=lambda machine: _sort_key(machine.host))
+    return Answers(count, tuple(machines), tuple(sorted(unprobed, key=_sort_key)), why)
 
 
 def start(
@@ -115,7 +115,7 @@ def start(
     out, why = _run(plan, nodes, command, environment, patience, minutes=minutes, explain=pyxis_words)
     lines = [line.split(" ") for line in out.splitlines()]
     names = {line[1] for line in lines if len(line) == 2 and line[0] == probe.MARK}
-    return tuple(sorted(names, key=_natural)), why
+    return tuple(sorted(names, key=_sort_key)), why
 
 
 def pyxis_words(stderr: str) -> str:
@@ -140,13 +140,13 @@ def _run(
     count = nodes if isinstance(nodes, int) else len(nodes)
     step = [*srun_command(plan, nodes, name, minutes), *command]
     # A closed terminal, or a signal, leaves no job in the queue either.
-    with ending_cleanly(), _started_step(step, environment, count) as process:
+    with ending_cleanly(), _start_step(step, environment, count) as process:
         try:
             out, err = process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             out, err = _end(process, name, environment)
             why = f"no answer within {patience:g} s; longer: --patience {2 * patience:g}"
-            message = _before_the_end(err)
+            message = _keep_earlier_messages(err)
             return out, f"{why} ({message})" if message else why
         except BaseException:
             _end(process, name, environment)
@@ -154,9 +154,7 @@ def _run(
     return out, end_of(escape(explain(err))) if process.returncode else None
 
 
-def _started_step(
-    command: Sequence[str], environment: Mapping[str, str], count: int
-) -> subprocess.Popen[str]:
+def _start_step(command: Sequence[str], environment: Mapping[str, str], count: int) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             command,
@@ -211,14 +209,14 @@ def _end(process: subprocess.Popen[str], name: str, environment: Mapping[str, st
         return process.communicate()
 
 
-def _before_the_end(stderr: str) -> str:
+def _keep_earlier_messages(stderr: str) -> str:
     """Return the messages of srun from before we ended it."""
     of_end = ("cancelled", "revoked", "unable to allocate", "terminated", "aborted")
     lines = [line for line in stderr.splitlines() if not any(word in line.lower() for word in of_end)]
     return end_of(escape(error_text("\n".join(lines)))) if lines else ""
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _sort_key(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts ``n2`` before ``n10``."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 

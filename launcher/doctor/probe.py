@@ -87,7 +87,7 @@ def gather(request: "dict[str, dict[str, str]]", environment: "dict[str, str]") 
         "compressors": _compressors(tools, environment),
         "sysctls": _sysctls(),
         "file_systems": [line.split()[-1] for line in _read("/proc/filesystems").splitlines() if line],
-        "no_namespaces": _no_namespaces(path, environment),
+        "no_namespaces": _find_namespace_error(path, environment),
         "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
         "subordinate_ids": _has_subordinate_ids(),
         "mqueue": any(mount[1] == "/dev/mqueue" for mount in _mounts()),
@@ -187,14 +187,14 @@ def _read(path: "str | Path") -> str:
         return ""
 
 
-def _listed(directory: "str | Path", pattern: str) -> "list[Path]":
+def _list_directory(directory: "str | Path", pattern: str) -> "list[Path]":
     try:
         return sorted(Path(directory).glob(pattern))
     except OSError:
         return []
 
 
-def _no_namespaces(path: str, environment: "dict[str, str]") -> "str | None":
+def _find_namespace_error(path: str, environment: "dict[str, str]") -> "str | None":
     """Return why the user may not have namespaces; None if they may, or it cannot be tried."""
     program = shutil.which("unshare", path=path)
     if program is None:
@@ -284,7 +284,7 @@ def _enroot(
     }
     paths = {name: settings.get(f"ENROOT_{name}_PATH") or path for name, path in defaults.items()}
     both = (paths["SYSCONF"], paths["CONFIG"])
-    fstabs = [_read(file) for place in both for file in _listed(f"{place}/mounts.d", "*.fstab")]
+    fstabs = [_read(file) for place in both for file in _list_directory(f"{place}/mounts.d", "*.fstab")]
     lines = [line.split() for text in fstabs for line in text.splitlines()]
     reported = [f"ENROOT_{name}" for name in _REPORTED.split()]
     facts = {
@@ -292,7 +292,9 @@ def _enroot(
         "conf": file if _size(file) is not None else None,
         "trouble": trouble,
         "settings": {name: settings[name] for name in reported if settings.get(name)},
-        "hooks": sorted({file.name for place in both for file in _listed(f"{place}/hooks.d", "*.sh")}),
+        "hooks": sorted(
+            {file.name for place in both for file in _list_directory(f"{place}/hooks.d", "*.sh")}
+        ),
         # Enroot 3 binds it into every container, and fails where it is not mounted.
         "binds_mqueue": any(
             line[:1] == ["/dev/mqueue"] and "nofail" not in " ".join(line[3:]) for line in lines
@@ -345,7 +347,7 @@ def _plugstack(files: "list[str]", environment: "dict[str, str]") -> "dict[str, 
             words = line.partition("#")[0].split()
             if words[:1] == ["include"] and len(words) > 1:
                 included = Path(file).parent / words[1]  # with wildcards in its last part, mostly
-                waiting[:0] = map(str, _listed(included.parent, included.name))
+                waiting[:0] = map(str, _list_directory(included.parent, included.name))
             elif len(words) > 1 and "pyxis" in Path(words[1]).name:
                 options = dict(word.partition("=")[::2] for word in words[2:])
                 there = _size(words[1]) is not None if words[1].startswith("/") else None

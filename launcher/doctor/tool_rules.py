@@ -63,10 +63,10 @@ def tool_lines(machine: Machine) -> Iterator[Finding]:
     yield _tools(machine, "images.copy", ("skopeo",), "copies and pushes images")
     yield _tools(machine, "images.unpack", ("umoci",), "imports images without Enroot")
     yield _squashfs(machine)
-    yield mounting(machine)
+    yield mount_line(machine)
 
 
-def _named(machine: Machine, name: str) -> str:
+def _name_tool(machine: Machine, name: str) -> str:
     return f"{name} {machine.tools[name] or ''}".strip()
 
 
@@ -76,11 +76,11 @@ def _builders(machine: Machine) -> Finding:
         if name not in machine.tools:
             continue
         if name == "docker" and (machine.docker_daemon or "").startswith("!"):
-            unusable.append(f"{_named(machine, name)} without a daemon that answers")
+            unusable.append(f"{_name_tool(machine, name)} without a daemon that answers")
         elif name != "docker" and not machine.subordinate_ids:
-            unusable.append(f"{_named(machine, name)} without ids for you in /etc/subuid and /etc/subgid")
+            unusable.append(f"{_name_tool(machine, name)} without ids for you in /etc/subuid and /etc/subgid")
         else:
-            usable.append(_named(machine, name))
+            usable.append(_name_tool(machine, name))
     if usable:
         return ok(what, ", ".join(usable + unusable))
     if unusable:
@@ -94,7 +94,7 @@ def _tools(machine: Machine, what: str, names: Sequence[str], purpose: str) -> F
     lacking = [name for name in names if name not in machine.tools]
     if lacking:
         return missing(what, f"no {', '.join(lacking)}, which {purpose}", how_to_get(*lacking))
-    return ok(what, ", ".join(_named(machine, name) for name in names))
+    return ok(what, ", ".join(_name_tool(machine, name) for name in names))
 
 
 def _squashfs(machine: Machine) -> Finding:
@@ -109,12 +109,12 @@ def _squashfs(machine: Machine) -> Finding:
     return ok(line.id, text)
 
 
-def mounting(machine: Machine, *, is_node: bool = False) -> Finding:
+def mount_line(machine: Machine, *, is_node: bool = False) -> Finding:
     """Report how a squashfs can be mounted; Pyxis unpacks it unless its `use_squashfuse` is set."""
     what, has_fuse = "squashfs.mount", "squashfuse" in machine.tools
     ways = ["the kernel"] if "squashfs" in machine.file_systems else []
     if has_fuse and machine.fuse:
-        ways.append(_named(machine, "squashfuse"))
+        ways.append(_name_tool(machine, "squashfuse"))
     if ways:
         return ok(what, f"mounted by {' or '.join(ways)}")
     why = "squashfuse exists, but /dev/fuse does not" if has_fuse else "no squashfuse either"
@@ -130,10 +130,10 @@ def apptainer_line(machine: Machine, needs: Requirements, *, is_node: bool) -> F
     what, is_runtime = "apptainer", needs.image and needs.runtime != "pyxis"
     needed, program = is_runtime and is_node, needs.runtime if is_runtime else what
     if program in machine.tools:
-        return ok(what, _named(machine, program), needed=needed)
+        return ok(what, _name_tool(machine, program), needed=needed)
     other = "singularity" if program == what else what
     if other in machine.tools:
-        text, fix = _named(machine, other), f"container_options.runtime={other}"
+        text, fix = _name_tool(machine, other), f"container_options.runtime={other}"
         return missing(what, text, fix, needed=needed) if is_runtime else ok(what, text)
     if not is_runtime:
         return None

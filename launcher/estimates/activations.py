@@ -83,7 +83,7 @@ class Layer:
         wide = values.flag(f"{node}.fp32_residual_connection") or not training.has_half_weights
         self.residual = 4 if wide else element
         self.mask = _MASK if values.number(f"{node}.hidden_dropout", _DROPOUT) else 0
-        self.forgotten = _forgotten(values, node)
+        self.forgotten = _read_forgotten(values, node)
         self.score = _score(training, node)
         self.keeps_scores = self.score > 0 and "core_attn" not in self.forgotten
         self.query, self.keys, self.values = stack.width, stack.kv_width, stack.kv_width
@@ -103,7 +103,7 @@ class Layer:
         self.experts = _experts(training, stack, self.forgotten)
 
 
-def _forgotten(values: Values, node: str) -> frozenset[str]:
+def _read_forgotten(values: Values, node: str) -> frozenset[str]:
     """Return the parts that are recomputed selectively: attention's core unless the key names others."""
     if values.raw(f"{node}.activations_checkpoint_granularity") != "selective":
         return frozenset()
@@ -198,7 +198,7 @@ def kept_by_layer(layer: Layer) -> Kept:
     for source in layer.attends_to[1:]:  # the tokens of the encoder, of a T5's decoder
         memory = Kept(split=2 * layer.keys * layer.bytes * source / length)
         queries = Kept(split=2 * layer.query * layer.bytes + _scores(layer, source))
-        kept = kept.plus(queries).plus(memory).plus(_around(layer))
+        kept = kept.plus(queries).plus(memory).plus(_count_around(layer))
     return kept
 
 
@@ -245,14 +245,14 @@ def _self_attention(layer: Layer) -> Kept:
         heads = 0
     narrow = layer.bytes * (layer.narrow + layer.rotary) + layer.factor * layer.narrow
     split = heads + layer.result * (layer.bytes + layer.copy) + _scores(layer, layer.attends_to[0])
-    around = _around(layer, layer.is_latent and "layernorm" in layer.forgotten)
+    around = _count_around(layer, layer.is_latent and "layernorm" in layer.forgotten)
     return Kept(split, narrow, layer.angles).plus(around)
 
 
 def _mlp(layer: Layer) -> Kept:
     if "mlp" in layer.forgotten:
         return Kept(whole=layer.hidden * (layer.residual + layer.bytes))
-    return Kept(_hidden_kept(layer, layer.inner, layer.hidden_units)).plus(_around(layer))
+    return Kept(_hidden_kept(layer, layer.inner, layer.hidden_units)).plus(_count_around(layer))
 
 
 def _hidden_kept(layer: Layer, width: float, times: int) -> float:
@@ -266,7 +266,7 @@ def _mixture(layer: Layer, experts: Experts) -> Kept:
     megatron/core/transformer/moe: the router keeps logits, scores and probabilities in fp32 and a mask. The
     copies are those behind the last permutation, on each of the GPUs that share an expert.
     """
-    around = _around(layer, "layernorm" in layer.forgotten)
+    around = _count_around(layer, "layernorm" in layer.forgotten)
     if experts.keeps_nothing:
         return around
     router = experts.number * (3 * 4 + _MASK)
@@ -279,7 +279,7 @@ def _mixture(layer: Layer, experts: Experts) -> Kept:
     return Kept(kept, router + copies).plus(shared if experts.shared_width else Kept()).plus(around)
 
 
-def _around(layer: Layer, forgets_result: bool = False) -> Kept:
+def _count_around(layer: Layer, forgets_result: bool = False) -> Kept:
     """Count the norm's input and result in front of a part of a layer, and the dropout's mask behind it."""
     result = 0 if forgets_result else layer.factor
     return Kept(whole=layer.hidden * (layer.residual + result + layer.mask))

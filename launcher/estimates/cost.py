@@ -71,7 +71,7 @@ def amount_of(plan: Plan) -> TrainingAmount | None:
         return None
     if values.raw("trainer.accelerator") == "cpu":
         return None
-    samples, saved = samples_in(values, parallel.batch, steps), checkpoints_of(values, model, job.engine)
+    samples, saved = count_samples(values, parallel.batch, steps), checkpoints_of(values, model, job.engine)
     return TrainingAmount(
         parameters=model.parameters,
         steps=steps,
@@ -123,7 +123,7 @@ def estimate_cost(plan: Plan, gpu_types: Sequence[str] = ()) -> Cost | None:
     )
 
 
-def samples_in(values: Values, batch: int, steps: int) -> int:
+def count_samples(values: Values, batch: int, steps: int) -> int:
     """Return the samples of so many steps, the first of which may have smaller batches.
 
     megatron/core/num_microbatches_calculator.py: the batch grows by an increment at a time, after equal

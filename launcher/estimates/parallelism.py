@@ -235,10 +235,10 @@ EVERYTHING = Recompute("full", "uniform", 1)
 def layout_of(values: Values, parallel: ParallelConfig) -> Layout:
     """Return the layout of a job's configuration."""
     sizes = parallel.tensor, parallel.pipeline, parallel.virtual, parallel.context, parallel.micro
-    return Layout(*sizes, values.flag(SEQUENCE), own_recompute(values))
+    return Layout(*sizes, values.flag(SEQUENCE), read_recompute(values))
 
 
-def parallel_config_with(values: Values, parallel: ParallelConfig, layout: Layout) -> ParallelConfig:
+def apply_layout(values: Values, parallel: ParallelConfig, layout: Layout) -> ParallelConfig:
     """Return the parallel sizes with those of a layout."""
     expert_tensor = values.whole(EXPERT_TENSOR)
     return layout.of(parallel)._replace(
@@ -261,7 +261,7 @@ def changes_to(values: Values, layout: Layout) -> dict[str, Any]:
         layout_values[SPLIT_RANK] = layout.pipeline // 2
     if layout.counts_ends:
         layout_values.update(dict.fromkeys(COUNTED_ENDS, True))
-    if layout.recompute != own_recompute(values):
+    if layout.recompute != read_recompute(values):
         for stack in stacks_of(values):
             for name, value in zip(_RECOMPUTE, layout.recompute, strict=True):
                 layout_values[f"{stack.node}.{name}"] = value
@@ -274,7 +274,7 @@ def changes_to(values: Values, layout: Layout) -> dict[str, Any]:
     }
 
 
-def with_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def apply_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with dotted keys set; the parts without a change are shared."""
     changed = dict(config)
     for key, value in changes.items():
@@ -299,7 +299,7 @@ def distance(layout: Layout, own: Layout) -> float:
     return steps + abs(effort(layout.recompute) - effort(own.recompute))
 
 
-def own_recompute(values: Values) -> Recompute:
+def read_recompute(values: Values) -> Recompute:
     """Return the recomputing of a job's configuration."""
     stacks = stacks_of(values)
     return recompute_of(values, stacks[0].node) if stacks else NOTHING

@@ -13,7 +13,13 @@ from typing import NamedTuple
 
 from launcher.attained import Attained
 from launcher.estimates.parallelism import COUNTED_ENDS, OWN_ENDS, Layout, Stack, stacks_of
-from launcher.estimates.training import DISTRIBUTED, HALF, countable_model, has_fused_attention, model_type_of
+from launcher.estimates.training import (
+    DISTRIBUTED,
+    HALF,
+    has_fused_attention,
+    model_type_of,
+    read_countable_model,
+)
 from launcher.estimates.values import Values
 from slipway.arithmetic.gpus import Gpu
 from slipway.arithmetic.layout import ParallelConfig
@@ -74,7 +80,7 @@ class ModelWork(NamedTuple):
 
 def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
     """Return the work of a job's model; None if one of its sizes is unknown, or it cannot be timed."""
-    model, stacks, family = countable_model(values), tuple(stacks_of(values)), model_type_of(values)
+    model, stacks, family = read_countable_model(values), tuple(stacks_of(values)), model_type_of(values)
     if model is None or values.reason(NOT_TIMED) is not None:
         return None
     vocabulary = vocabulary_size(model) or _VOCABULARY
@@ -137,7 +143,7 @@ class Speed:
         The pipeline's bubble is (p - 1) / v micro batches: Narayanan et al. 2021 (arXiv 2104.04473), section
         2.2.2. The other stages wait for the slowest one, which may be the last, for its logits.
         """
-        slowest = self._slowest(layout)
+        slowest = self._time_slowest(layout)
         bubble = (layout.pipeline - 1) / (layout.virtual or 1)
         seconds = slowest * (parallel.micro_batches(self._nodes) + bubble)
         seconds += self._data_parallel(layout, parallel, slowest) + self._optimizer(layout, parallel)
@@ -146,7 +152,7 @@ class Speed:
         seconds *= 1 + table.straggling * log2(self._nodes)
         return seconds * table.engines[self._work.engine] * table.families[self._work.family]
 
-    def _slowest(self, layout: Layout) -> float:
+    def _time_slowest(self, layout: Layout) -> float:
         """Return the seconds of the slowest stage for a micro batch, forward and backward."""
         stacks, logits = self._work.stacks, self._logits(layout)
         if layout.pipeline == 1:
@@ -157,7 +163,7 @@ class Speed:
             seconds = self._stage(stack, layout, layers)
             if stack is stacks[-1]:
                 seconds = max(seconds, self._stage(stack, layout, last) + logits)
-            longest = max(longest, seconds + self._handing_over(stack, layout))
+            longest = max(longest, seconds + self._time_handover(stack, layout))
         return longest
 
     def _layers_of(self, stack: Stack, layout: Layout) -> tuple[int, int]:
@@ -249,7 +255,7 @@ class Speed:
             self._ends[key] = 3 * product + 16 * tokens * share / self._memory
         return self._ends[key]
 
-    def _handing_over(self, stack: Stack, layout: Layout) -> float:
+    def _time_handover(self, stack: Stack, layout: Layout) -> float:
         """Return the seconds that a stage waits for sending a micro batch on and back.
 
         Megatron numbers the ranks by tensor, context, data and pipeline (megatron/core/parallel_state.py):

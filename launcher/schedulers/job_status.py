@@ -63,13 +63,13 @@ def status_of(record: Record) -> JobStatus:
     return replace(status, reason=_reason(state, record))
 
 
-def from_marks(ref: JobRef, job_id: str | None = None) -> JobStatus | None:
+def read_marks(ref: JobRef, job_id: str | None = None) -> JobStatus | None:
     """Return a job's status by its own marks; ``None`` without marks.
 
     A job that began and recorded no end is UNKNOWN: it may run, and it may have been killed. So is an array's
     task that has not begun. With `job_id` the marks of other jobs, or tasks, are ignored.
     """
-    marked = _marked(ref.attempts(job_id))
+    marked = _read_marked(ref.attempts(job_id))
     if None in marked or not marked:
         return marked.get(None)
     task = (job_id or "").partition("_")[2]
@@ -79,7 +79,7 @@ def from_marks(ref: JobRef, job_id: str | None = None) -> JobStatus | None:
     return sum_up({**dict.fromkeys(declared_tasks(ref.launch_dir), _NOT_BEGUN), **tasks})
 
 
-def or_cancelled(status: JobStatus, ref: JobRef) -> JobStatus:
+def mark_cancelled(status: JobStatus, ref: JobRef) -> JobStatus:
     """Return CANCELLED for a gone job that Slipway cancelled: its own marks cannot show that."""
     user = cancelled_by(ref.launch_dir, ref.job_id)
     if user is None or status.state not in (State.UNKNOWN, State.FAILED, State.CANCELLED):
@@ -100,30 +100,30 @@ def status_of_job(
     accounted = [record for record in accounted if record.command or record.work_dir]
     past = [record for record in accounted if not record.command or record.tag == ref.submitted_tag]
     if ours or past:
-        status = _of_job(ref, ours, past)
+        status = _resolve_job(ref, ours, past)
         # The queue does not know who cancelled it.
         by_nobody = status.state is State.CANCELLED and status.reason in (None, _CANCELLED_BEFORE.reason)
         is_lost = status.state is State.UNKNOWN and ref.task is not None
-        return or_cancelled(status, ref) if by_nobody or is_lost else status
+        return mark_cancelled(status, ref) if by_nobody or is_lost else status
     is_another = bool(live or accounted)
     forgotten = f"not in the queue; {blind}" if blind else _FORGOTTEN
-    marked = from_marks(ref, ref.job_id)
+    marked = read_marks(ref, ref.job_id)
     unknown = JobStatus(State.UNKNOWN, ANOTHER_JOB if is_another else forgotten)
-    return or_cancelled(marked or unknown, ref)
+    return mark_cancelled(marked or unknown, ref)
 
 
-def _of_job(ref: JobRef, live: Sequence[Record], past: Sequence[Record]) -> JobStatus:
+def _resolve_job(ref: JobRef, live: Sequence[Record], past: Sequence[Record]) -> JobStatus:
     """Return the status of a job that Slurm knows."""
     # The queue has the whole record of a live job, but forgets ended tasks of an array.
     is_alive = any(record.state.is_live and record.task is None for record in live)
-    marked = {} if is_alive else _marked(ref.attempts(ref.job_id))
-    by_live, by_past = _by_task(live), _by_task(past)
+    marked = {} if is_alive else _read_marked(ref.attempts(ref.job_id))
+    by_live, by_past = _group_by_task(live), _group_by_task(past)
 
     def resolved(number: int | None) -> JobStatus:
         own = marked.get(number)
         status = resolve(by_live.get(number), by_past.get(number), own)
         is_unmarked = status.state is State.FAILED and number is None and not (own and own.state.is_final)
-        return replace(status, why=said_by_log(ref)) if is_unmarked else status
+        return replace(status, why=read_log_reason(ref)) if is_unmarked else status
 
     if (task := ref.task) is not None:
         # The accounting has one record for tasks that wait together, and does not learn that one is gone.
@@ -150,7 +150,7 @@ def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStat
     newest = max((status.restarts for status in (live, accounted, marked) if status), default=0)
     for status in (accounted, live, marked):
         if status and status.state.is_final and status.restarts == newest:
-            return _with_code(_filled(status, live, accounted, marked), marked, live)
+            return _take_code(_fill(status, live, accounted, marked), marked, live)
     if accounted and accounted.state.is_live:
         # Slurm leaves "runaway" jobs behind that the accounting believes alive for ever; and it is late.
         word = accounted.state.value
@@ -162,7 +162,7 @@ def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStat
     return marked or live or accounted or JobStatus(State.UNKNOWN, _FORGOTTEN)
 
 
-def said_by_log(ref: JobRef) -> str | None:
+def read_log_reason(ref: JobRef) -> str | None:
     """Return the reason of a job's end by its log, if it left no mark, as on a full disk."""
     from slipway.common.node.evidence import evidence  # late, as the next: most jobs left a mark
     from slipway.common.node.judging import Facts, judge
@@ -176,7 +176,7 @@ def said_by_log(ref: JobRef) -> str | None:
     return None
 
 
-def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
+def _group_by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
     """Return the last attempt of each task; of a job without tasks, under ``None``."""
     statuses: dict[int | None, JobStatus] = {}
     attempts: dict[int | None, int] = {}
@@ -189,7 +189,7 @@ def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
     return statuses
 
 
-def _marked(attempts: Sequence[JobAttempt]) -> dict[int | None, JobStatus]:
+def _read_marked(attempts: Sequence[JobAttempt]) -> dict[int | None, JobStatus]:
     """Return the last attempt of each task of the last job by its marks."""
     last = attempts[-1].job_id.partition("_")[0] if attempts else None
     statuses: dict[int | None, JobStatus] = {}
@@ -199,7 +199,7 @@ def _marked(attempts: Sequence[JobAttempt]) -> dict[int | None, JobStatus]:
     return statuses
 
 
-def _filled(status: JobStatus, *others: JobStatus | None) -> JobStatus:
+def _fill(status: JobStatus, *others: JobStatus | None) -> JobStatus:
     """Fill missing fields from other sources with the same ending."""
     for other in others:
         if other and (other.state, other.restarts) == (status.state, status.restarts):
@@ -208,7 +208,7 @@ def _filled(status: JobStatus, *others: JobStatus | None) -> JobStatus:
     return status
 
 
-def _with_code(status: JobStatus, *better: JobStatus | None) -> JobStatus:
+def _take_code(status: JobStatus, *better: JobStatus | None) -> JobStatus:
     """Take the exit code from the job itself or the queue: sacct subtracts 128 from codes above that."""
     if status.state not in (State.FAILED, State.INTERRUPTED):
         return status
@@ -263,7 +263,7 @@ def exit_reason(code: int) -> str:
 
 def status_of_attempt(attempt: JobAttempt) -> JobStatus:
     """Return the status of one attempt of a job by its marks."""
-    code, ended_by_slurm = attempt.exit_code, _ended_by_slurm(attempt.state)
+    code, ended_by_slurm = attempt.exit_code, _read_slurm_ending(attempt.state)
     # The job's own judgement of its end.
     says_nothing = attempt.rule in (None, *_SAY_NOTHING) or attempt.why == _FAILED
     why = None if says_nothing else attempt.why
@@ -284,7 +284,7 @@ def status_of_attempt(attempt: JobAttempt) -> JobStatus:
     return replace(status, **failure, why=None if code == EXIT_INTERRUPTED else why)
 
 
-def _ended_by_slurm(word: str | None) -> State | None:
+def _read_slurm_ending(word: str | None) -> State | None:
     """Return the state of a job that Slurm ended, from its word for the state or for the reason."""
     state = END_REASONS.get(word or "") or STATES.get(word or "")
     return State(state) if state in FINAL and state not in ("COMPLETED", "FAILED") else None

@@ -13,7 +13,7 @@ from launcher.errors import UserError
 from launcher.runs.paths import SCRIPT_SUFFIX, SUPERVISOR, log_prefix_beside, scripts_in
 from launcher.runs.provenance import host
 from launcher.schedulers.base import Acceptance, FoundJobs, JobRef, JobStatus, Submission
-from launcher.schedulers.job_status import from_marks, or_cancelled, said_by_log
+from launcher.schedulers.job_status import mark_cancelled, read_log_reason, read_marks
 from launcher.slurm.environment import clean_environment
 from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import Action, State
@@ -123,9 +123,9 @@ def _act(action: Action, job_id: str) -> None:
 
 
 def _status(ref: JobRef) -> JobStatus:
-    marked = from_marks(ref, ref.job_id)
+    marked = read_marks(ref, ref.job_id)
     if marked is not None and marked.state.is_final:
-        return or_cancelled(marked, ref)
+        return mark_cancelled(marked, ref)
     if ref.host not in ("", host()):
         return JobStatus(State.UNKNOWN, f"it runs on {ref.host}, without Slurm: ask there")
     if _runs_script_of(ref):
@@ -135,11 +135,11 @@ def _status(ref: JobRef) -> JobStatus:
         nodes = (marked and marked.nodes) or "localhost"
         return JobStatus(State.RUNNING, nodes=nodes, elapsed=_elapsed(ref.job_id))
     # The mark may be newer than the process.
-    marked = from_marks(ref, ref.job_id)
+    marked = read_marks(ref, ref.job_id)
     if marked is None or not marked.state.is_final:
-        why = said_by_log(ref) or "it was killed"
+        why = read_log_reason(ref) or "it was killed"
         marked = JobStatus(State.FAILED, f"the process is gone and left no mark: {why}")
-    return or_cancelled(marked, ref)
+    return mark_cancelled(marked, ref)
 
 
 def turn_holder(run_dir: Path) -> str | None:
@@ -161,34 +161,34 @@ def _script(pid: str) -> Path | None:
     for argument in reversed(command[-2:]):
         if argument.endswith(SCRIPT_SUFFIX.encode()):
             return Path(os.fsdecode(argument))
-    directory = _supervised(command)
+    directory = _find_supervised(command)
     return None if directory is None else next(iter(scripts_in(directory)), None)
 
 
 def _job(command: list[bytes]) -> tuple[Path, str] | None:
     """Return a job's launch directory and tag from its command; ``None`` if it was started by hand."""
-    directory = _supervised(command)
+    directory = _find_supervised(command)
     if directory is not None:
         tag, argument = (os.fsdecode(word) for word in command[_TAG : _TAG + 2])
         return (directory, tag) if tag == argument else None
     if len(command) < 2 or not command[-2].endswith(SCRIPT_SUFFIX.encode()):
         return None
-    return _real(command[-2]).parent, os.fsdecode(command[-1])
+    return _resolve(command[-2]).parent, os.fsdecode(command[-1])
 
 
-def _real(argument: bytes) -> Path:
+def _resolve(argument: bytes) -> Path:
     """Resolve a path's links; a foreign process may name one with a cycle."""
     return Path(os.path.realpath(os.fsdecode(argument)))
 
 
-def _supervised(command: list[bytes]) -> Path | None:
+def _find_supervised(command: list[bytes]) -> Path | None:
     """Return the launch directory of a supervisor: ``python3 -IS DIR/supervisor.pyz TAG ... --``.
 
     The supervisor of a job of Slurm's, which may run on this machine as well, does not count.
     """
     if len(command) <= _TAG + 1 or not command[_TAG - 1].endswith(b"/" + SUPERVISOR.encode()):
         return None
-    directory = _real(command[_TAG - 1]).parent
+    directory = _resolve(command[_TAG - 1]).parent
     try:
         is_of_slurm = read_json(directory / settings.NAME).get("scheduler") == settings.SLURM
     except (OSError, ValueError):
@@ -216,7 +216,7 @@ def _runs_script_of(ref: JobRef) -> bool:
         if command or not is_alive(ref.job_id):
             break
         time.sleep(0.005)  # during an exec a process has no arguments
-    return _supervised(command) == directory or any(
+    return _find_supervised(command) == directory or any(
         os.fsencode(directory) + b"/" in argument for argument in command
     )
 

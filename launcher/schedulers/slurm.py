@@ -23,7 +23,7 @@ from launcher.slurm.commands import Answer, Retry, SchedulerSilent, Unreachable,
 from launcher.slurm.environment import clean_environment, inherited_variables
 from launcher.slurm.notations import expand_tasks
 from launcher.slurm.questions import JobQuestions
-from launcher.slurm.records import Record, by_job, script_of
+from launcher.slurm.records import Record, group_by_job, script_of
 from launcher.slurm.states import HELD_STATES, Action, State
 from slipway.common.node.marks import cancelled_at
 
@@ -144,8 +144,8 @@ class SlurmScheduler:
         past = self._questions.accounting(ended) if ended else ()
         accounted = _records_of(job_ids, past, or_array=True)
         blind = self._questions.unaccounted
-        by_job = (status_of_job(job, live[job.job_id], accounted[job.job_id], blind) for job in jobs)
-        statuses = iter(self._with_ends(jobs, list(by_job)))
+        group_by_job = (status_of_job(job, live[job.job_id], accounted[job.job_id], blind) for job in jobs)
+        statuses = iter(self._add_ends(jobs, list(group_by_job)))
         return [status_of_chain(ref, list(itertools.islice(statuses, len(ref.links)))) for ref in refs]
 
     def _recognize(self, jobs: Sequence[JobRef], live: dict[str, Sequence[Record]]) -> None:
@@ -161,7 +161,7 @@ class SlurmScheduler:
                 script = str(submitted_name(job.launch_dir / SUBMITTED, job.submitted_tag))
                 live[job.job_id] = [replace(record, command=script) for record in live[job.job_id]]
 
-    def _with_ends(self, jobs: Sequence[JobRef], statuses: Sequence[JobStatus]) -> list[JobStatus]:
+    def _add_ends(self, jobs: Sequence[JobRef], statuses: Sequence[JobStatus]) -> list[JobStatus]:
         """Add when jobs without a mark of their end ended, such as one that was cancelled while it waited."""
         keys = [
             (self._slurm_conf, job.launch_dir, job.job_id) if _left_no_mark(job, status) else None
@@ -177,7 +177,7 @@ class SlurmScheduler:
             for key, status in zip(keys, statuses, strict=True)
         ]
 
-    def largest_array(self) -> int:
+    def ask_largest_array(self) -> int:
         """Return the largest number of tasks of a job array; raise UserError if Slurm cannot be asked."""
         self._require_configuration()
         answer = self._retry.ask(["scontrol", "show", "config"], self._environment)
@@ -244,11 +244,11 @@ def _records_of(
 
     With `or_array` a task without records gets one of another task, because the array is known.
     """
-    by_parent = by_job(records)
+    by_parent = group_by_job(records)
     parts = {job_id: job_id.partition("_") for job_id in job_ids}
     # Slurm has one record for all tasks that wait together: each array is taken apart once.
     arrays = {parent for parent, _, task in parts.values() if task}
-    tasks = {parent: _by_task(by_parent.get(parent, ())) for parent in arrays}
+    tasks = {parent: _group_by_task(by_parent.get(parent, ())) for parent in arrays}
     records_of: dict[str, Sequence[Record]] = {}
     for job_id, (parent, _, task) in parts.items():
         whole = by_parent.get(parent, ())
@@ -257,7 +257,7 @@ def _records_of(
     return records_of
 
 
-def _by_task(records: Sequence[Record]) -> dict[int, list[Record]]:
+def _group_by_task(records: Sequence[Record]) -> dict[int, list[Record]]:
     by_task: dict[int, list[Record]] = {}
     for record in records:
         for number in expand_tasks(record.task or ""):
@@ -360,7 +360,7 @@ def _ids_to_act_on(action: Action, job_id: str, known: Sequence[Record]) -> list
     if not meant:
         message = f"job {job_id} has begun: only a job that waits can be held"
         raise UserError(message, hint="to end it: slipway cancel RUN")
-    return [_for_scontrol(record) for record in meant]
+    return [_format_for_scontrol(record) for record in meant]
 
 
 def _is_to_do(action: Action, record: Record) -> bool:
@@ -387,7 +387,7 @@ def is_held(record: Record) -> bool:
     return "held" in (record.reason or "").lower() or record.word in HELD_STATES
 
 
-def _for_scontrol(record: Record) -> str:
+def _format_for_scontrol(record: Record) -> str:
     """Return the id of waiting tasks for scontrol, which refuses squeue's suffix ``%1``."""
     head, percent, _ = record.job_id.partition("%")
     return f"{head}]" if percent else record.job_id

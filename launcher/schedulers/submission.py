@@ -47,7 +47,7 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
 
     def _get_job_id_from_submission_command(self, string: bytes | str) -> str:
         text = string if isinstance(string, str) else string.decode(errors="replace")
-        job_id = _accepted(text, self._script.parent.parent)
+        job_id = _read_accepted(text, self._script.parent.parent)
         if job_id is None:
             raise FailedSubmissionError("no id of a job")
         return job_id
@@ -59,7 +59,7 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
         return self._command
 
 
-def _accepted(answer: str, launch_dir: Path) -> str | None:
+def _read_accepted(answer: str, launch_dir: Path) -> str | None:
     """Return the id of the job that sbatch accepted; log the site's message, and keep it."""
     accepted = _ACCEPTED.search(answer)
     if accepted is None:
@@ -100,7 +100,7 @@ def submit_script(submission: Submission, slurm_conf: str | None) -> str:
         with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
             return SbatchExecutor(folder, script, command).submit_script()
     except (FailedJobError, FailedSubmissionError) as error:
-        return _id_all_the_same(error, submission.script.parent)
+        return _recover_id(error, submission.script.parent)
     except OSError as error:
         if error.filename == _ENV:
             message = (error.strerror or str(error)).lower()
@@ -109,13 +109,13 @@ def submit_script(submission: Submission, slurm_conf: str | None) -> str:
         raise NoAnswer(f"cannot write into {tempfile.gettempdir()} (TMPDIR): {error.strerror}") from error
 
 
-def _id_all_the_same(error: Exception, launch_dir: Path) -> str:
+def _recover_id(error: Exception, launch_dir: Path) -> str:
     """Return the id that sbatch printed before a later failure; else raise the error of the failure."""
     failed = error.__cause__
     if not isinstance(failed, subprocess.CalledProcessError):
         raise NoAnswer("Slurm did not answer: sbatch ended without telling the id of a job") from error
     answer = failed.stdout or ""
-    if accepted := _accepted(answer, launch_dir):
+    if accepted := _read_accepted(answer, launch_dir):
         return accepted
     # A shell exits with 128 plus the signal; sbatch itself with 1, or with 255 for its options.
     if failed.returncode < 0 or 128 < failed.returncode < 255:

@@ -175,10 +175,10 @@ def _partition(values: Mapping[str, str]) -> Partition:
         max_seconds=limit_seconds(values.get("MaxTime")),
         min_nodes=_leading_int(values.get("MinNodes")) or 0,
         max_nodes=_leading_int(values.get("MaxNodes")),
-        accounts=_allowed(values.get("AllowAccounts")),
-        denied_accounts=_allowed(values.get("DenyAccounts")) or (),
-        qos=_allowed(values.get("AllowQos")),
-        denied_qos=_allowed(values.get("DenyQos")) or (),
+        accounts=_parse_allowed(values.get("AllowAccounts")),
+        denied_accounts=_parse_allowed(values.get("DenyAccounts")) or (),
+        qos=_parse_allowed(values.get("AllowQos")),
+        denied_qos=_parse_allowed(values.get("DenyQos")) or (),
         own_qos=_word(values.get("QoS")),
         node_names=_word(values.get("Nodes")),
         is_open=values.get("Hidden") != "YES" and values.get("AllowGroups", "ALL") == "ALL",
@@ -283,7 +283,7 @@ def _leading_int(text: str | None) -> int | None:
     return int(match[0]) if match else None
 
 
-def _allowed(text: str | None) -> tuple[str, ...] | None:
+def _parse_allowed(text: str | None) -> tuple[str, ...] | None:
     return tuple(text.split(",")) if text and text not in ("ALL", "N/A") and _word(text) else None
 
 

@@ -21,7 +21,7 @@ def as_text(value: Any) -> Any:
     return value
 
 
-def _joined(value: Any) -> Any:
+def _join(value: Any) -> Any:
     # Hydra takes a list on the command line more easily than a text with commas.
     if isinstance(value, list):
         return ",".join(str(item) for item in value if item is not None) or None
@@ -38,7 +38,7 @@ def _not_empty(value: str | None) -> str | None:
 Line = Annotated[str, AfterValidator(one_line)]
 Text = Annotated[Line, BeforeValidator(as_text)]
 Option = Annotated[Text | None, AfterValidator(_not_empty)]
-Words = Annotated[Line | None, BeforeValidator(_joined), AfterValidator(_not_empty)]
+Words = Annotated[Line | None, BeforeValidator(_join), AfterValidator(_not_empty)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,7 +161,7 @@ def parse_ends(text: str) -> dict[str, float]:
     return ends
 
 
-def by_job(records: Iterable[Record]) -> dict[str, list[Record]]:
+def group_by_job(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Group records by the id of their job or array."""
     groups: dict[str, list[Record]] = {}
     for record in records:

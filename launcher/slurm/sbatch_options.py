@@ -71,7 +71,7 @@ def checked_name(name: str) -> str:
     return flag
 
 
-def checked_plugin_name(name: str) -> str:
+def check_plugin_name(name: str) -> str:
     """Return the name of an option of a SPANK plugin; raise ValueError for one of sbatch's or Pyxis' own."""
     flag = name.replace("_", "-")
     if flag in FREE or flag in SET_BY:
@@ -98,7 +98,7 @@ def check_array(array: bool | str | None) -> None:
         raise ValueError(f"the tasks of an array train the same run, one after another: write {in_turn}")
 
 
-def combined_dependency(own: str | None, after: str, key: str = "training.run.dependency") -> str:
+def combine_dependency(own: str | None, after: str, key: str = "training.run.dependency") -> str:
     """Return the value of ``--dependency`` for a job with a dependency that also waits for another job.
 
     On the command line it replaces the header's. Alternatives (``?``) are a UserError: Slurm does not mix

@@ -67,7 +67,7 @@ class Action(enum.Enum):
     RELEASE = "released"
 
 
-def worst_exit_code(states: Iterable[State]) -> int:
+def choose_exit_code(states: Iterable[State]) -> int:
     """Return the exit code of the worst of several jobs; 0 without jobs."""
     return errors.worst_code(state.exit_code for state in states)
 

@@ -187,7 +187,7 @@ def test_names_that_slurm_refuses_are_reported_with_their_keys(
     cluster: Cluster, override: str, key: str
 ) -> None:
     (report,) = check_drafts([cluster.draft_with(override)])
-    errors = show_to_scheduler(report).of(Severity.ERROR)
+    errors = show_to_scheduler(report).select(Severity.ERROR)
     assert [(finding.id, finding.key) for finding in errors] == [("scheduler", key)], errors
 
 

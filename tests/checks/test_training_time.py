@@ -13,7 +13,7 @@ from launcher.checks.layout_search import LayoutSearch
 from launcher.checks.rules.runs import length_problems
 from launcher.cli.estimate_views import cost_lines
 from launcher.config.schema import Assumptions
-from launcher.estimates.cost import Cost, amount_of, estimate_cost, samples_in
+from launcher.estimates.cost import Cost, amount_of, count_samples, estimate_cost
 from launcher.estimates.values import Values
 from launcher.plan import Chain, Plan
 from slipway.trainer.config.rampup import Rampup
@@ -191,8 +191,8 @@ def test_ramp_up_reads_as_many_samples_as_the_trainer() -> None:
         for _ in range(steps):
             consumed += rampup(consumed)
         values = Values({"model": {"rampup_batch_size": [start, increment, samples]}})
-        assert samples_in(values, end, steps) == consumed
-    assert samples_in(Values({"model": {"rampup_batch_size": "no list"}}), 8, 3) == 24
+        assert count_samples(values, end, steps) == consumed
+    assert count_samples(Values({"model": {"rampup_batch_size": "no list"}}), 8, 3) == 24
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from launcher.doctor.tool_rules import (
     file_lines,
     gpu_lines,
     image_line,
-    mounting,
+    mount_line,
     python_lines,
     tool_lines,
 )
@@ -299,14 +299,14 @@ def test_docker_without_a_daemon_is_a_warning() -> None:
 
 def test_squashfs_without_a_way_to_mount_it_is_reported() -> None:
     node = machine(file_systems=("ext4",), fuse=False)
-    assert mounting(node, is_node=True).severity is Severity.WARNING
+    assert mount_line(node, is_node=True).severity is Severity.WARNING
     fuse_node = replace(node, plugstack=plugstack(use_squashfuse="1"))
-    line = mounting(fuse_node, is_node=True)
+    line = mount_line(fuse_node, is_node=True)
     assert (line.severity, line.needed) == (Severity.MISSING, True)
 
 
 def test_both_ways_to_mount_a_squashfs_are_named() -> None:
-    assert mounting(machine()).message == "mounted by the kernel or squashfuse 1.2"
+    assert mount_line(machine()).message == "mounted by the kernel or squashfuse 1.2"
 
 
 def test_apptainer_is_needed_where_it_starts_the_tasks() -> None:

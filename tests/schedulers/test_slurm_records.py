@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import status_of
-from launcher.slurm.records import SEPARATOR, Record, by_job, parse_sacct, parse_squeue, script_of
+from launcher.slurm.records import SEPARATOR, Record, group_by_job, parse_sacct, parse_squeue, script_of
 from launcher.slurm.states import State
 from slipway.common.node.slurm_states import STATES
 
@@ -23,7 +23,7 @@ def read_recorded(name: str) -> str:
 
 
 QUEUE = {record.command.rpartition(" ")[2]: record for record in parse_squeue(read_recorded("squeue"))}
-ATTEMPTS = by_job(parse_sacct(read_recorded("sacct")))
+ATTEMPTS = group_by_job(parse_sacct(read_recorded("sacct")))
 
 
 def row(*fields: object) -> str:
@@ -121,7 +121,7 @@ def test_sacct_has_each_attempt(tag: str, expected: list[JobStatus]) -> None:
 
 
 def test_tasks_of_arrays_are_read() -> None:
-    queue = by_job(parse_squeue(read_recorded("squeue")))
+    queue = group_by_job(parse_squeue(read_recorded("squeue")))
     (array,) = {record.parent_id for record in queue[QUEUE["t-array"].parent_id]}
     assert sorted(record.task or "" for record in queue[array]) == ["0", "1", "2", "3", "4"]
     waiting = QUEUE["t-arraypend"]

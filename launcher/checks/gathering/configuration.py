@@ -28,7 +28,7 @@ def node_gpus(draft: Draft) -> int | None:
     return gpus_of(cluster.gpus_per_node, cluster.gres)
 
 
-def unexpanded(draft: Draft) -> tuple[tuple[str, str], ...]:
+def find_unexpanded(draft: Draft) -> tuple[tuple[str, str], ...]:
     """Return keys with values that contain an unexpanded shell variable, and the values."""
     found: dict[str, str] = {}
     for key, value in values_of(draft.composition.config.model_dump(exclude={"stage_cluster"})):
@@ -40,9 +40,9 @@ def unexpanded(draft: Draft) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-def added_keys(draft: Draft) -> tuple[str, ...]:
+def find_added_keys(draft: Draft) -> tuple[str, ...]:
     """Return the keys of NeMo's nodes that the user added to the shipped tree."""
-    known, training, job = known_keys(draft), draft.composition.config.training, draft.plan.job
+    known, training, job = read_known_keys(draft), draft.composition.config.training, draft.plan.job
     nodes = {name: getattr(training, name) for name in _NEMO_NODES} if known else {}
     if known and training is not None and job.engine == "megatron_lm" and job.config is not None:
         # A key that a check reads is not thereby the engine's.
@@ -55,7 +55,7 @@ def added_keys(draft: Draft) -> tuple[str, ...]:
     return tuple(key for key in _keys_below(nodes) if key not in known)
 
 
-def known_keys(draft: Draft) -> frozenset[str]:
+def read_known_keys(draft: Draft) -> frozenset[str]:
     """Return the keys that shipped files have or checks read; empty if the user cannot have added keys."""
     composition = draft.composition
     overrides = map(parse_override, composition.overrides)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.checks.facts import MissingPath
-from launcher.checks.gathering.checkpoints import chosen_checkpoint
+from launcher.checks.gathering.checkpoints import choose_checkpoint
 from launcher.checks.gathering.host import ask_module
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, opened, why_unreadable
 from launcher.checks.rules.training import weight_of
@@ -49,18 +49,18 @@ def _prefixes(value: Any) -> Iterator[str]:
             yield item
 
 
-def missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+def find_missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return faults of the data sets; None if the job reads no data set."""
     named, cache = data_sets(resolver.values), resolver.values.raw(_CACHE)
     if named and "://" in str(cache):
         named.append((_CACHE, str(cache)))
-    lacks = [_missing_set(resolver, key, prefix) for key, prefix in named]
-    if prepared := _not_read(resolver, [prefix for key, prefix in named if key != _CACHE]):
+    lacks = [_find_missing_set(resolver, key, prefix) for key, prefix in named]
+    if prepared := _find_unread(resolver, [prefix for key, prefix in named if key != _CACHE]):
         return (prepared._replace(certain=any(lacks)),)
     return tuple(lack for lack in lacks if lack is not None) if named else None
 
 
-def _not_read(resolver: PathResolver, prefixes: Sequence[str]) -> MissingPath | None:
+def _find_unread(resolver: PathResolver, prefixes: Sequence[str]) -> MissingPath | None:
     """Return the mistake of a training that ignores the data which its launch prepares."""
     paths = [resolver.host(prefix.strip()) for prefix in prefixes]
     nodes = [config.data_preparation for config in resolver.draft.composition.before]
@@ -71,7 +71,7 @@ def _not_read(resolver: PathResolver, prefixes: Sequence[str]) -> MissingPath | 
     return MissingPath(_PREFIX, prefixes[0], why, True, f"training.{_PREFIX}=[{written[0]}]")
 
 
-def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | None:
+def _find_missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | None:
     prefix = resolver.input(key, value)
     if not isinstance(prefix, Path):
         return prefix
@@ -88,7 +88,7 @@ def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | 
     if wrong:
         reasons = {reason: [name for name in wrong if wrong[name] == reason] for reason in wrong.values()}
         why = "; ".join(f"its {' and '.join(names)}: {reason}" for reason, names in reasons.items())
-        remedies = (nearest_files(files[".idx"], ".idx"), _elsewhere(resolver, value), _MAKE)
+        remedies = (nearest_files(files[".idx"], ".idx"), _suggest_directory(resolver, value), _MAKE)
         fix = "\n".join(filter(None, remedies))
         if prefix.suffix in _SUFFIXES:
             fix = "without the suffix: a prefix names both files"
@@ -99,11 +99,13 @@ def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | 
         fault = f"its .idx: {why_unreadable(error)}"
     if fault is not None:
         return resolver.missing(key, value, fault, _MAKE, certain=certain)
-    short = _short_split(resolver, key, files[".idx"]) if resolver.plan.job.engine == "megatron" else None
+    short = (
+        _find_short_split(resolver, key, files[".idx"]) if resolver.plan.job.engine == "megatron" else None
+    )
     return resolver.missing(key, value, *short, certain=certain) if short is not None else None
 
 
-def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
+def _find_short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
     """Return the first split that our trainer reads and that has no window (slipway/trainer/data/source.py).
 
     The trainer may refuse more T5 splits: a T5's window is longer than its input.
@@ -119,7 +121,7 @@ def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
     is_known = len(weights) <= 3 and min(weights) >= 0 and 0 < sum(weights) < math.inf
     if length is None or not is_known or named not in ("", *splits):
         return None
-    chosen = chosen_checkpoint(resolver) if values.flag("exp_manager.resume_if_exists") else None
+    chosen = choose_checkpoint(resolver) if values.flag("exp_manager.resume_if_exists") else None
     saved = {"split_rule": indexed.SPLIT_RULE} if chosen is None else chosen.content
     rule = saved.get("split_rule", indexed.FIRST_SPLIT_RULE)
     with opened(idx) as stream:
@@ -137,7 +139,7 @@ def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
     return None
 
 
-def _elsewhere(resolver: PathResolver, value: str) -> str | None:
+def _suggest_directory(resolver: PathResolver, value: str) -> str | None:
     """Suggest another directory for a missing file of `data_dir`, such as the user's own."""
     data_dir, here = Path(resolver.draft.composition.config.data_dir), Path("data").absolute()
     if not Path(value).is_relative_to(data_dir):
@@ -187,7 +189,7 @@ def data_identity(draft: Draft) -> list[dict[str, Any]]:
 
 def ask_identity(draft: Draft, earlier: Sequence[object]) -> DataAnswer | None:
     """Compare a training's data with an earlier identity; ``None`` if the program does not answer."""
-    files = list(_wanted(PathResolver(draft)))
+    files = list(_list_files(PathResolver(draft)))
     if not files:
         return DataAnswer([], (), None)
     state = tuple(_state(item["path"]) for item in files)
@@ -212,7 +214,7 @@ def ask_trainer(module: str, question: str, state: tuple[object, ...] = ()) -> A
         return None
 
 
-def _wanted(resolver: PathResolver) -> Iterator[dict[str, str]]:
+def _list_files(resolver: PathResolver) -> Iterator[dict[str, str]]:
     """Yield the files as the program expects them, without those that an earlier stage will write.
 
     `name` is the path in the job, `path` that on this machine.
@@ -310,28 +312,28 @@ _PIECES = (
 _LFS = b"version https://git-lfs"
 
 
-def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+def find_missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return missing files of the tokenizer; None if the payload needs no files."""
     job, values = resolver.plan.job, resolver.values
     # For mock data our trainer takes known sizes instead of files.
     if job.config is None or (job.engine == "megatron" and values.raw("model.data.data_impl") == "mock"):
         return None
     files = tokenizer_files(values, job.engine)
-    lacks = [lack for key, value in files for lack in _missing_file(resolver, key, value)]
+    lacks = [lack for key, value in files for lack in _find_missing_file(resolver, key, value)]
     if job.engine != "nemo":  # NeMo downloads files without a name
-        lacks += [_not_set(key, values) for key in _needed(values) if values.raw(key) is None]
+        lacks += [_report_unset(key, values) for key in _select_keys(values) if values.raw(key) is None]
     return tuple(lacks)
 
 
 def tokenizer_files(values: Values, engine: str | None) -> Iterator[tuple[str, str]]:
     """Yield keys and paths of the tokenizer's files, or of its directory."""
-    for key in _needed(values):
+    for key in _select_keys(values):
         value = values.raw(key)
         if isinstance(value, str) and value and (engine != "nemo" or "://" not in value):  # NeMo downloads
             yield key, value
 
 
-def _needed(values: Values) -> tuple[str, ...]:
+def _select_keys(values: Values) -> tuple[str, ...]:
     """Return the keys whose files the tokenizer of this library and type reads."""
     library, kind = values.raw(f"{_NODE}.library"), values.raw(f"{_NODE}.type")
     if library == "sentencepiece":
@@ -347,7 +349,7 @@ def _needed(values: Values) -> tuple[str, ...]:
     return (f"{_NODE}.vocab_file", f"{_NODE}.merge_file")
 
 
-def _not_set(key: str, values: Values) -> MissingPath:
+def _report_unset(key: str, values: Values) -> MissingPath:
     ways_out = {"model": _PIECES, "merge_file": _MERGES}
     way_out = ways_out.get(key.rpartition(".")[2], WAYS_TO_A_VOCABULARY)
     if values.raw(f"{_NODE}.type") in _WORDPIECES:
@@ -355,13 +357,13 @@ def _not_set(key: str, values: Values) -> MissingPath:
     return MissingPath(key, "null", "it is not set", True, way_out)
 
 
-def _missing_file(resolver: PathResolver, key: str, value: str) -> list[MissingPath]:
+def _find_missing_file(resolver: PathResolver, key: str, value: str) -> list[MissingPath]:
     def fault(path: Path) -> Fault | None:
         why = _why_no_tokenizer(path, key)
         if why is None:
             return None
         ways_out = {"vocab.json": WAYS_TO_A_VOCABULARY, "merges.txt": _MERGES, "tokenizer.model": _PIECES}
-        near, elsewhere = nearest_files(path, path.suffix), _elsewhere(resolver, value)
+        near, elsewhere = nearest_files(path, path.suffix), _suggest_directory(resolver, value)
         return why, "\n".join(filter(None, (near, elsewhere, ways_out.get(path.name))))
 
     return resolver.look(key, value, resolver.input(key, value, f"training.{key}="), fault)

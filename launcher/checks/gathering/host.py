@@ -48,7 +48,15 @@ def host_question(draft: Draft) -> object:
     libraries = _libraries(job) if job.stage in LIBRARIES else ()
     environment = tuple(sorted(job.environment.items()))
     container, program = job.container is None, job.payload.argv[0]
-    return draft.plan.scheduler, libraries, job.engine, container, program, environment, _changed_by(draft)
+    return (
+        draft.plan.scheduler,
+        libraries,
+        job.engine,
+        container,
+        program,
+        environment,
+        _find_changing_key(draft),
+    )
 
 
 def host_facts(draft: Draft) -> HostFacts:
@@ -57,12 +65,12 @@ def host_facts(draft: Draft) -> HostFacts:
     return HostFacts(
         in_allocation=bool(os.environ.get("SLURM_JOB_ID")),
         allocation_nodes=int(nodes) if nodes.isdecimal() else None,
-        interpreter=_interpreter(draft.plan, _changed_by(draft)),
+        interpreter=_interpreter(draft.plan, _find_changing_key(draft)),
         is_heterogeneous="SLURM_HET_SIZE" in os.environ,
     )
 
 
-def _changed_by(draft: Draft) -> str | None:
+def _find_changing_key(draft: Draft) -> str | None:
     """Return the key or option with which the job may add libraries on the nodes."""
     job = draft.plan.job
     by_plugin = next((option for option in step_options(job.srun_args) if option.is_of_a_site), None)
@@ -94,7 +102,7 @@ def _interpreter(plan: Plan, changed_by: str | None) -> Interpreter | None:
     name = job.payload.argv[0]
     is_own = name == sys.executable
     if (program := shutil.which(name)) is not None:
-        missing = _missing_libraries(program, _libraries(job), job.environment)
+        missing = _find_missing_libraries(program, _libraries(job), job.environment)
         return Interpreter(name, is_own, program, missing=missing, changed_by=changed_by)
     path = Path(name)
     if not path.is_absolute() or not stat.S_ISDIR(file_mode(path.parent)):
@@ -113,7 +121,7 @@ def _libraries(job: Job) -> tuple[str, ...]:
     return libraries
 
 
-def _missing_libraries(
+def _find_missing_libraries(
     interpreter: str, names: tuple[str, ...], variables: Mapping[str, str]
 ) -> tuple[str, ...] | None:
     """Ask an interpreter for missing libraries without importing them; return None without an answer."""

@@ -22,13 +22,13 @@ _SIF_MAGIC = slice(32, 41)
 _NOT_RECORDED = "the contents of {} are not recorded: slipway image inspect --deep records them"
 
 
-def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+def find_missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return faults of an image that is a file; Enroot checks those of registries."""
     container = resolver.plan.job.container
     if container is None or not resolver.in_container or not container.is_file:
         return None
     path = Path(container.image)
-    choice = _made_by_us(resolver.draft, container.image)
+    choice = _find_built_image(resolver.draft, container.image)
     registry = "an image of a registry is such as container=nvcr.io#nvidia/nemo:25.07"
     options = container.options
     fix = f"{nearest_files(path, _SUFFIXES)}\n{registry}"
@@ -54,16 +54,16 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return ()
     if choice is not None:
         why = f"its image is {path}: {fault}"
-        return (resolver.missing("container", choice.text, why, _made_by(choice)),)
+        return (resolver.missing("container", choice.text, why, _build_command(choice)),)
     return (resolver.missing("container", container.image, fault, fix, at=path),)
 
 
-def _made_by_us(draft: Draft, image: str) -> ResolvedImage | None:
+def _find_built_image(draft: Draft, image: str) -> ResolvedImage | None:
     """Return the image from which we made a file in `images_dir`; None if the user gave its path."""
     return None if draft.composition.config.container == image else draft.image
 
 
-def _made_by(choice: ResolvedImage) -> str:
+def _build_command(choice: ResolvedImage) -> str:
     return f"slipway {shlex.join(choice.command)}; or the same launch with --build"
 
 
@@ -99,11 +99,11 @@ def _contents(draft: Draft, image: str, *, look: bool) -> Contents | None:
         contents = contents_of_file(Path(image))
         if contents is not None and contents.is_certain:
             return contents
-    choice = _made_by_us(draft, image)
+    choice = _find_built_image(draft, image)
     return choice.contents if choice is not None else contents_by_file_name(Path(image).name)
 
 
-def fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+def find_fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return a registry's image that every node would import before its tasks start."""
     container, most = resolver.plan.job.container, max(resolver.plan.job.resources.node_counts)
     if container is None or not resolver.in_container or container.is_file:
@@ -115,7 +115,7 @@ def fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if choice is None or choice.stored is None:
         return ()
     why = f"each of the job's {most} nodes fetches and unpacks it by itself, all at once"
-    fix = f"once for all of them: {_made_by(choice)}"
+    fix = f"once for all of them: {_build_command(choice)}"
     if choice.stored.is_file():
         fix = f"it is a file already: container={choice.stored}"
     return (MissingPath("container", choice.text, why, False, fix),)

@@ -65,7 +65,7 @@ def _applicable_qos(request: ClusterRequest) -> list[Qos]:
     OverPartQOS comes first.
     """
     partitions, mine = request.partitions, request.qos
-    of_partition = request.qos_named(partitions[0].own_qos) if len(partitions) == 1 else None
+    of_partition = request.find_qos(partitions[0].own_qos) if len(partitions) == 1 else None
     both = [of_partition, mine if mine != of_partition else None]
     if request.overrules("overpartqos"):
         both.reverse()

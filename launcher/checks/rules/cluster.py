@@ -87,9 +87,9 @@ class ClusterRequest:
     def qos(self) -> Qos | None:
         """The QOS that the job gets: the one it names, or that of its association."""
         default = self.associations[0].default_qos if self.associations else None
-        return self.qos_named(self.queue.qos or default)
+        return self.find_qos(self.queue.qos or default)
 
-    def qos_named(self, name: str | None) -> Qos | None:
+    def find_qos(self, name: str | None) -> Qos | None:
         known = self.cluster.qos or ()
         return next((qos for qos in known if name and qos.name.lower() == name.lower()), None)
 

@@ -77,7 +77,7 @@ def _offers(request: ClusterRequest) -> list[_Offer]:
     *("partitions", "nodes"),
 )
 def node_problems(request: ClusterRequest) -> Iterator[Finding]:
-    unknown = list(_unknown_names(request))
+    unknown = list(_find_unknown_names(request))
     yield from unknown
     partitions, resources = request.partitions, request.resources
     nodes, (key, value) = resources.nodes, request.nodes_key
@@ -125,7 +125,7 @@ def _node_count_problems(request: ClusterRequest) -> Iterator[Finding]:
         yield warning(key, value, f"{among}; {lost}", _suggest_fewer_nodes(request, usable, "start now"))
 
 
-def _unknown_names(request: ClusterRequest) -> Iterator[Finding]:
+def _find_unknown_names(request: ClusterRequest) -> Iterator[Finding]:
     there = [node for nodes in (request.cluster.nodes or {}).values() for node in nodes]
     if not there or any(offer.hidden for offer in _offers(request)):
         return
@@ -147,7 +147,7 @@ def _unknown_names(request: ClusterRequest) -> Iterator[Finding]:
 @cluster_check("cluster.gpus", "the nodes have the requested GPUs", "partitions", "nodes")
 def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
     resources, per_node = request.resources, request.per_node
-    yield from _other_gpu(request)
+    yield from _find_other_gpu(request)
     if not per_node.gpus:
         return
     key = next(
@@ -205,7 +205,7 @@ def _report_too_few(
     yield error(*setting, text, f"available: {listed}", (PARTITION, *also))
 
 
-def _other_gpu(request: ClusterRequest) -> Iterator[Finding]:
+def _find_other_gpu(request: ClusterRequest) -> Iterator[Finding]:
     """Find a GPU in the estimates that the nodes do not have."""
     resources = request.resources
     if resources.gpu is None:

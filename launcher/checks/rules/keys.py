@@ -123,10 +123,10 @@ def whole_problems(values: Values) -> Iterator[Finding]:
     for key in (*_NEEDED, length, *of_stacks):
         # A missing node is not judged.
         if values.node(key.partition(".")[0]) is not None and values.raw(key) is None:
-            yield error(key, None, f"a whole number is needed{_if_absent(values, key)}")
+            yield error(key, None, f"a whole number is needed{_note_if_absent(values, key)}")
 
 
-def _if_absent(values: Values, key: str) -> str:
+def _note_if_absent(values: Values, key: str) -> str:
     node, _, name = key.rpartition(".")
     return "" if name in (values.node(node) or {}) else ", and the key is missing"
 
@@ -145,7 +145,7 @@ def number_problems(values: Values) -> Iterator[Finding]:
     if values.node(optimizer) is None:
         yield error(optimizer, values.raw(optimizer), "an optimizer is needed: its name, lr and sched")
     elif values.raw(rate) is None:
-        yield error(rate, None, f"a learning rate is needed{_if_absent(values, rate)}", "such as 1e-4")
+        yield error(rate, None, f"a learning rate is needed{_note_if_absent(values, rate)}", "such as 1e-4")
 
 
 @check("type.flag", "switches are True or False")
@@ -212,13 +212,13 @@ def nearest_key(key: str, shipped: Iterable[str]) -> str | None:
     likeness = {}
     for other in filter(lambda other: other.startswith(top), shipped):
         other_node, _, other_name = other.rpartition(".")
-        ratio = difflib.SequenceMatcher(None, _plain(name), _plain(other_name)).ratio()
+        ratio = difflib.SequenceMatcher(None, _normalize(name), _normalize(other_name)).ratio()
         if ratio >= _LIKENESS:
             likeness[other] = (ratio, other_node == node)
     return max(sorted(likeness), key=lambda other: likeness[other]) if likeness else None
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return name.lower().replace("_", "")
 
 

@@ -139,18 +139,18 @@ def layer_problems(values: Values) -> Iterator[Finding]:
     for stack in stacks_of(values):
         if not stack.layers or not stack.stages:
             continue
-        layers, stages, how = _evenly_split(values, stack)
+        layers, stages, how = _split_evenly(values, stack)
         if stages < 1 or layers < 1 or layers % stages:
-            yield _uneven(values, stack, how)
+            yield _report_uneven(values, stack, how)
         elif virtual is not None and layers // stages % virtual:
-            yield _uneven_chunks(values, stack, layers // stages, virtual, how)
+            yield _report_uneven_chunks(values, stack, layers // stages, virtual, how)
 
 
 def layers_fit(values: Values) -> bool:
     return next(layer_problems(values), None) is None
 
 
-def _evenly_split(values: Values, stack: Stack) -> tuple[int, int, str]:
+def _split_evenly(values: Values, stack: Stack) -> tuple[int, int, str]:
     """Return the layers and the stages that share them evenly, and how they are counted."""
     layers, stages, how = stack.layers, stack.stages, count(stack.layers, "layer")
     for place in ("first", "last"):
@@ -163,7 +163,7 @@ def _evenly_split(values: Values, stack: Stack) -> tuple[int, int, str]:
     return layers, stages, how
 
 
-def _uneven(values: Values, stack: Stack, how: str) -> Finding:
+def _report_uneven(values: Values, stack: Stack, how: str) -> Finding:
     layers_key, stages = f"{stack.node}.num_layers", stack.stages
     key, what = keys.SPLIT_RANK, f"pipeline stages of the {stack.node.removeprefix('model.')}"
     fix = f"{layers_key} by the {stack.stages} stages that it has"
@@ -179,7 +179,7 @@ def _uneven(values: Values, stack: Stack, how: str) -> Finding:
     return error(key, values.raw(key), text, fix, also=(layers_key,))
 
 
-def _uneven_chunks(values: Values, stack: Stack, per_stage: int, virtual: int, how: str) -> Finding:
+def _report_uneven_chunks(values: Values, stack: Stack, per_stage: int, virtual: int, how: str) -> Finding:
     sizes = [size for size in divisors(per_stage) if size > 1]
     # Virtual stages need more than one real one, and a model that is no encoder-decoder: `virtual_problems`.
     offered = sizes and stack.node == "model" and values.whole(keys.PIPELINE, 1) != 1
@@ -297,7 +297,7 @@ def expert_layout_problems(values: Values, plan: Plan, engine: str) -> Iterator[
             yield error(keys.EXPERT, expert, f"does not divide {experts} experts", valid, also=(EXPERTS,))
         yield from _cut_experts(values)
         if engine == "nemo":
-            yield from _layout_of_nemo(values, expert or 1)
+            yield from _find_nemo_limits(values, expert or 1)
     elif expert is not None and expert > 1:
         yield error(keys.EXPERT, expert, "the model has no experts", "1")
     yield from node_count_problems(values, plan, "layout.experts")
@@ -320,7 +320,7 @@ def _cut_experts(values: Values) -> Iterator[Finding]:
         yield error(keys.SEQUENCE, values.raw(keys.SEQUENCE), message, valid, also=(keys.TENSOR,))
 
 
-def _layout_of_nemo(values: Values, expert: int) -> Iterator[Finding]:
+def _find_nemo_limits(values: Values, expert: int) -> Iterator[Finding]:
     """Find layouts that NeMo 2.4 does not support (nlp_overrides.py, megatron_gpt_model.py)."""
     cut, tensor = values.whole(keys.EXPERT_TENSOR), values.whole(keys.TENSOR, 1)
     if cut is not None and tensor is not None and cut != tensor:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, check, error, not_checked, warning
+from launcher.checks.findings import Finding, check, error, skip_check, warning
 from launcher.checks.rules.layout import EXPERTS
 from launcher.estimates import parallelism as keys
 from launcher.estimates.memory import StageMemory, estimate_memory
@@ -17,10 +17,10 @@ from launcher.estimates.parallelism import CountedGpu, gpu_of, is_encoder_decode
 from launcher.estimates.training import (
     LATENT,
     LATENT_QUERY,
+    find_unsupported_feature,
     has_layer_flags,
     latent_switches,
     model_type_of,
-    uncounted,
 )
 from launcher.estimates.values import Values, divisors, full, gib, is_whole, listed
 from launcher.plan import Plan
@@ -209,14 +209,14 @@ def _decoder_problems(values: Values, engine: str) -> Iterator[Finding]:
     least = length if kind == "ul2" else math.ceil(length * (masked or 0)) if kind == "t5" else 0
     why = f"data.seq_length {length}" if kind == "ul2" else f"{length} × masked_lm_prob {masked} = {least}"
     if engine == "megatron" and kind == "t5":
-        least = _written(length, masked or 0, values.number("model.data.mean_ngram_size") or _MEAN_SPAN)
+        least = _count_written(length, masked or 0, values.number("model.data.mean_ngram_size") or _MEAN_SPAN)
         why = f"{least}, the masked tokens of a full encoder, the sentinels and the end"
     if decoder < least:
         message = f"shorter than {why}: it would not hold the masked tokens"
         yield error(_DECODER_DATA, decoder, message, f"{least} or more", also=(_DATA,))
 
 
-def _written(length: int, density: float, mean_span: float) -> int:
+def _count_written(length: int, density: float, mean_span: float) -> int:
     """Return the tokens that a decoder writes when its encoder reads `length` (Raffel et al. 2019, 3.1.4).
 
     The encoder reads the text without its noise, a sentinel for each span, and the end; the decoder writes
@@ -304,9 +304,9 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     stages = estimate_memory(config, resources.nodes, plan.job.engine)
     if stages is None:
         # Other checks report a wrong value or layout.
-        why = uncounted(Values(config))
+        why = find_unsupported_feature(Values(config))
         if why is not None and Values(config).raw("trainer.accelerator") != "cpu":
-            yield not_checked(_FITS, why)
+            yield skip_check(_FITS, why)
         return
     counted, fullest = gpu_of(resources, facts.gpu_types), max(stages, key=lambda stage: stage.total)
     margin = plan.assumptions.memory_margin
@@ -316,7 +316,7 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     certain = not counted.is_assumed or fullest.total > max(gpu.memory for gpu in GPUS.values())
     report = error if too_much and certain else warning
     key, value = _offending_key(config, fullest)
-    text = _compared(counted, fullest, len(stages), margin)
+    text = _describe_memory(counted, fullest, len(stages), margin)
     others = (keys.TENSOR, keys.PIPELINE, keys.MICRO, keys.NODES)
     yield report(key, value, text, also=[name for name in others if name != key])
 
@@ -334,7 +334,7 @@ def why_not_estimated(plan: Plan) -> str | None:
         return f"stages=[{plan.job.stage}] trains nothing"
     if not has_gpus(plan) or Values(plan.job.config).raw("trainer.accelerator") == "cpu":
         return "no GPUs are asked for"
-    return uncounted(Values(plan.job.config))
+    return find_unsupported_feature(Values(plan.job.config))
 
 
 def _offending_key(config: Mapping[str, Any], stage: StageMemory) -> tuple[str, Any]:
@@ -347,7 +347,7 @@ def _offending_key(config: Mapping[str, Any], stage: StageMemory) -> tuple[str, 
     return keys.TENSOR, values.whole(keys.TENSOR, 1)
 
 
-def _compared(counted: CountedGpu, stage: StageMemory, stages: int, margin: float) -> str:
+def _describe_memory(counted: CountedGpu, stage: StageMemory, stages: int, margin: float) -> str:
     """Describe the memory of the fullest stage, its largest parts first, and of its GPU."""
     where = f"pipeline stage {stage.stage} of {stages} (from 0) needs" if stages > 1 else "a GPU needs"
     parts = {name: getattr(stage, name) for name in (*_STATES, "activations", "logits")}

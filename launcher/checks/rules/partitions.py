@@ -17,7 +17,7 @@ _IDS = frozenset(rule.id for rule in _RULES)
 _OF_NODES = ("cluster.gpus", "cluster.cpus", "cluster.memory")
 
 
-def _alone(plan: Plan, name: str) -> Plan:
+def _choose_partition(plan: Plan, name: str) -> Plan:
     """Return a plan whose job names one partition."""
     return replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition=name)))
 
@@ -35,14 +35,16 @@ def _errors(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> list[
 )
 def partitions_problems(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Iterator[Finding]:
     named = ClusterRequest(plan, cluster).named
-    reasons = [_errors(_alone(plan, name), cluster, array_tasks) for name in named if len(named) > 1]
+    reasons = [
+        _errors(_choose_partition(plan, name), cluster, array_tasks) for name in named if len(named) > 1
+    ]
     if not reasons or not all(reasons) or _errors(plan, cluster, array_tasks):
         return
     texts = [errors[0].message.partition(": ")[2] for errors in reasons]
     yield error(PARTITION, plan.job.queue.partition, f"all of them refuse the job: {'; '.join(texts)}")
 
 
-def with_partitions(finding: Finding, plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Finding:
+def add_partitions(finding: Finding, plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Finding:
     """Add the partitions that would take the job to a finding that another partition may resolve."""
     is_refusal = finding.severity is Severity.ERROR or finding.message.endswith(MAY_CHANGE)
     is_misspelt = (finding.fix or "").startswith("did you mean")
@@ -60,7 +62,7 @@ def with_partitions(finding: Finding, plan: Plan, cluster: ClusterFacts, array_t
         tried = replace(cluster, settings=sure, nodes=nodes)
         is_open = other.state == "UP" and other.is_open and other not in request.partitions
         is_known = len(shared) == other.total_nodes or not needs_nodes
-        alone = _alone(plan, other.name)
+        alone = _choose_partition(plan, other.name)
         mine = ClusterRequest(alone, tried)
         if cluster.associations and not mine.associations:
             return False

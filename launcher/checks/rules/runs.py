@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from launcher.checks.facts import Change, EarlierTraining, Facts
-from launcher.checks.findings import Finding, Severity, check, error, not_checked, warning
+from launcher.checks.findings import Finding, Severity, check, error, skip_check, warning
 from launcher.errors import escape, literal
 from launcher.estimates.cost import Cost, estimate_cost
 from launcher.estimates.parallelism import NODES, PIPELINE, TENSOR, VIRTUAL
@@ -67,10 +67,10 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
     if earlier.goes_on and earlier.saved is not None and last is not None and earlier.saved >= last:
         text = f"nothing left to do: the run has a checkpoint of step {earlier.saved} already"
         yield warning(_STEPS, last, text, f"to continue: {full(_STEPS)}=... above {earlier.saved}")
-    yield from _moved_by_steps(plan, earlier)
+    yield from _warn_moved_schedule(plan, earlier)
 
 
-def _moved_by_steps(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
+def _warn_moved_schedule(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
     """Warn of another `trainer.max_steps` that moves the learning rate, or the order of the data.
 
     NeMo restores its schedule with its steps. megatron-core shuffles the epochs of a whole training together
@@ -203,17 +203,17 @@ def max_time_problems(values: Values, plan: Plan) -> Iterator[Finding]:
     times = {name: time for name, value in written.items() if (time := _max_time_seconds(value)) is not None}
     for name in (name for name in written if name not in times):
         expected = "days:hours:minutes:seconds in quotes, such as '00:03:30:00'"
-        yield error(_as_written(values, name), written[name], f"expected {expected}")
+        yield error(_find_written_key(values, name), written[name], f"expected {expected}")
     ends, key = limit_seconds(plan.job.resources.time_limit), limit_key(plan)
     if not times or ends is None or min(times.values()) < ends:
         return
     first, limit = min(times, key=lambda name: times[name]), plan.job.resources.time_limit
     text = f"not before the job's time limit, {limit}: the job would end without a last checkpoint"
     fix = f"'{format_days(max(1, ends - margin_of(ends)))}' or less, or a longer {key}"
-    yield warning(_as_written(values, first), written[first], text, fix, also=(key,))
+    yield warning(_find_written_key(values, first), written[first], text, fix, also=(key,))
 
 
-def _as_written(values: Values, name: str) -> str:
+def _find_written_key(values: Values, name: str) -> str:
     """Return the user's key of a time: for NeMo, a launch's configuration has it in the other place."""
     trainers, launches = _MAX_TIMES
     return trainers if name == launches and values.raw(trainers) is None else name
@@ -240,7 +240,7 @@ def length_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         model = model_size(values)
         if model is not None and model.has_experts and values.whole(_STEPS) and plan.assumptions.mfu is None:
             why = "the time of experts is not modelled: set estimates.mfu=..."
-            yield not_checked("how long the training takes", f"{full(experts)}={values.raw(experts)}: {why}")
+            yield skip_check("how long the training takes", f"{full(experts)}={values.raw(experts)}: {why}")
         return
     key, links, limit = limit_key(plan), plan.job.chain.links, plan.job.resources.time_limit
     if cost.links is not None and 1 < links < cost.links:

@@ -116,7 +116,7 @@ def _problem(values: Values, shape: ParallelConfig, nodes: int) -> Finding | Non
 
 def _ways_out(values: Values, shape: ParallelConfig, counts: range, good: list[int]) -> Iterator[str]:
     yield f"counts of {counts[0]}-{counts[-1]} that fit: {listed(good) if good else 'none'}"
-    longest = _longest(good)
+    longest = _find_longest(good)
     if len(longest) > 1:
         # Quoted: a shell would take such braces apart.
         yield f"'{ELASTIC_NODES}={{min: {longest[0]}, max: {longest[-1]}}}'"
@@ -132,7 +132,7 @@ def _ways_out(values: Values, shape: ParallelConfig, counts: range, good: list[i
         yield f"{full(keys.GLOBAL)}={batch}, which fits every count"
 
 
-def _longest(good: list[int]) -> range:
+def _find_longest(good: list[int]) -> range:
     """Return the longest range without a gap, of several the one with more nodes."""
     best, start = range(0), 0
     for index, nodes in enumerate(good):
@@ -241,12 +241,12 @@ def prefix_problems(values: Values, engine: str) -> Iterator[Finding]:
             text = "expected the splits train, validation and test"
             yield error(f"{_PREFIX}.{split}", value[split], text, _FORMS)
     for key, prefixes in named.items():
-        wrong = _wrong(prefixes)
+        wrong = _find_fault(prefixes)
         if wrong is not None:
             yield error(key, prefixes, wrong, _FORMS)
 
 
-def _wrong(value: Any) -> str | None:
+def _find_fault(value: Any) -> str | None:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list):
         return "expected a list of prefixes"
