@@ -253,7 +253,6 @@ def _identity(finding: Finding) -> tuple[str, str]:
 
 
 def with_nodes(plan: Plan, nodes: int) -> Plan:
-    """Return a plan on another number of nodes."""
     resources = replace(plan.job.resources, nodes=nodes, max_nodes=None)
     config = apply_changes(plan.job.config or {}, {NODES: nodes})
     return replace(plan, job=replace(plan.job, config=config, resources=resources))

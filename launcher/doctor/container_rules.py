@@ -121,7 +121,6 @@ def _data(place: Directory, needed: bool, image: Image | None) -> Finding:
 
 
 def _cache(place: Directory) -> Finding:
-    """Report the directory of downloaded layers."""
     is_small = place.is_memory or _is_small(place, _CACHE_ROOM)
     troubles = (
         (not place.writable, Severity.WARNING, _describe_no_write(place)),
@@ -311,7 +310,6 @@ def pyxis_line(slurm: ClusterFacts, needs: Requirements, this_machine: Machine) 
 
 
 def pyxis_node_lines(node: Machine, needs: Requirements, image: Image | None) -> Iterator[Finding]:
-    """Report Pyxis on a node."""
     if not needs.enroot:
         return
     at, place = node.plugstack, node.places.get("pyxis runtime")

@@ -143,7 +143,6 @@ def _require_startable(needs: Requirements, image: Image | None) -> str:
 
 
 def apply_rules(examination: Examination) -> list[Finding]:
-    """Return the report on gathered facts."""
     reports: list[tuple[str, Iterable[Finding]]] = [("here", _examine_this_machine(examination))]
     answers = examination.answers
     if answers is not None:
@@ -225,7 +224,6 @@ def _job_python(answer: str | None) -> Finding:
 
 
 def needs_of(plan: Plan) -> Requirements:
-    """Return the requirements of a launch."""
     has_image = plan.job.container is not None and plan.scheduler != "local"
     return Requirements(
         scheduler=plan.scheduler,

@@ -34,7 +34,6 @@ def thing(
     needed: bool = False,
     free: int | None = None,
 ) -> Finding:
-    """Return the finding about a thing of a machine."""
     return Finding(severity, None, message, fix, id=what, needed=needed, free=free)
 
 

@@ -37,7 +37,6 @@ class Kept(NamedTuple):
         return Kept(self.split + other.split, self.whole + other.whole, self.fixed + other.fixed)
 
     def times(self, number: float) -> Kept:
-        """Return the multiple."""
         return Kept(self.split * number, self.whole * number, self.fixed * number)
 
     def on_rank(self, tensor: int, sequence_parallel: bool) -> float:

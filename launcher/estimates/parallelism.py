@@ -239,7 +239,6 @@ def layout_of(values: Values, parallel: ParallelConfig) -> Layout:
 
 
 def apply_layout(values: Values, parallel: ParallelConfig, layout: Layout) -> ParallelConfig:
-    """Return the parallel sizes with those of a layout."""
     expert_tensor = values.whole(EXPERT_TENSOR)
     return layout.of(parallel)._replace(
         expert_tensor=layout.tensor if expert_tensor is None else expert_tensor,

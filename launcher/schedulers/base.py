@@ -29,7 +29,6 @@ class ChainJobs:
 
     @property
     def job_id(self) -> str:
-        """Return the id of the current job."""
         return list(self.jobs)[self.numbers.index(self.current)]
 
     @property
@@ -39,7 +38,6 @@ class ChainJobs:
 
     @property
     def after_current(self) -> list[str]:
-        """Return the ids of the jobs after the current one."""
         if self.is_repeated:
             return [job_id for job_id in self.jobs if job_id != self.job_id]
         return list(self.jobs)[self.numbers.index(self.current) + 1 :]
@@ -151,7 +149,6 @@ class JobRef:
 
     @property
     def submitted_tag(self) -> str:
-        """Return the tag in the name of the submitted script."""
         return self.tags[-1]
 
 

@@ -131,7 +131,6 @@ def may_go_on(ref: JobRef, status: JobStatus) -> bool:
 def _find_current(
     jobs: Sequence[str], statuses: Sequence[JobStatus], attempts: dict[str, JobAttempt], end: ChainEnd | None
 ) -> int:
-    """Return the index of the current link."""
     waits = [index for index, status in enumerate(statuses) if status.state is State.PENDING]
     alive = [index for index, status in enumerate(statuses) if status.state.is_live and index not in waits]
     began = [index for index, job_id in enumerate(jobs) if job_id in attempts]

@@ -48,7 +48,6 @@ _NOT_BEGUN = JobStatus(State.UNKNOWN, "it has not begun, by its marks")
 
 
 def status_of(record: Record) -> JobStatus:
-    """Return the status of one record."""
     state, code = record.state, record.exit_code
     if state is State.UNKNOWN:
         reason = f"Slurm says {record.word!r}"

@@ -86,7 +86,6 @@ class SlurmScheduler:
         return {name: os.environ[name] for name in inherited_variables(os.environ)}
 
     def submit(self, submission: Submission) -> str:
-        """Submit a script; see `Scheduler.submit`."""
         # Imported late: a dry run needs no submitit.
         from launcher.schedulers.submission import submit_script
 
@@ -187,7 +186,6 @@ class SlurmScheduler:
         return _DEFAULT_ARRAY if largest is None else largest
 
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Act on jobs with few commands; see `Scheduler.act`."""
         return act(action, job_ids, self._run, self._queued_by_id)
 
     def _queued_by_id(self, job_ids: Sequence[str]) -> dict[str, Sequence[Record]]:

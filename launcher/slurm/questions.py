@@ -171,7 +171,6 @@ class JobQuestions:
         self.unaccounted: str | None = None
 
     def queue(self, job_ids: Sequence[str]) -> list[Record]:
-        """Return the queue's records of some jobs."""
         ids = ",".join(dict.fromkeys(job_ids))
         # If the list is too long for one argument, the whole queue is asked for.
         chosen = [f"--jobs={ids}"] if len(ids) <= _LONGEST_ARGUMENT else []

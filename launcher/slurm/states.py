@@ -45,7 +45,6 @@ class State(enum.Enum):
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of the state."""
         if self is State.UNKNOWN:
             return errors.NOT_KNOWN
         if self.is_live:

@@ -99,13 +99,11 @@ def _find_missing_set(resolver: PathResolver, key: str, value: str) -> MissingPa
         fault = f"its .idx: {why_unreadable(error)}"
     if fault is not None:
         return resolver.missing(key, value, fault, _MAKE, certain=certain)
-    short = (
-        _find_short_split(resolver, key, files[".idx"]) if resolver.plan.job.engine == "megatron" else None
-    )
+    short = _find_short(resolver, key, files[".idx"]) if resolver.plan.job.engine == "megatron" else None
     return resolver.missing(key, value, *short, certain=certain) if short is not None else None
 
 
-def _find_short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
+def _find_short(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
     """Return the first split that our trainer reads and that has no window (slipway/trainer/data/source.py).
 
     The trainer may refuse more T5 splits: a T5's window is longer than its input.

@@ -44,19 +44,11 @@ _ASK_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
 def host_question(draft: Draft) -> object:
-    job = draft.plan.job
+    job, changed_by = draft.plan.job, _find_changing_key(draft)
     libraries = _libraries(job) if job.stage in LIBRARIES else ()
     environment = tuple(sorted(job.environment.items()))
     container, program = job.container is None, job.payload.argv[0]
-    return (
-        draft.plan.scheduler,
-        libraries,
-        job.engine,
-        container,
-        program,
-        environment,
-        _find_changing_key(draft),
-    )
+    return draft.plan.scheduler, libraries, job.engine, container, program, environment, changed_by
 
 
 def host_facts(draft: Draft) -> HostFacts:
@@ -226,7 +218,6 @@ def _trainer_question(plan: Plan) -> str | None:
 
 
 def ask_cluster(plan: Plan, parts: Iterable[str]) -> ClusterFacts:
-    """Ask the cluster about parts of it."""
     # Imported late: a dry run does not ask the cluster.
     from launcher.slurm.questions import ask_at_once, facts_of, questions
 

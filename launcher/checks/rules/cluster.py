@@ -99,7 +99,6 @@ class ClusterRequest:
 
     @cached_property
     def per_node(self) -> NodeResources:
-        """The resources that the job asks of each of its nodes."""
         resources = self.resources
         gpus, gpu_type = resources.gpus_per_node, None
         if resources.gpus_per_task is not None:

@@ -82,7 +82,6 @@ def node_count_problems(values: Values, plan: Plan, check_id: str) -> Iterator[F
 
 
 def node_count_check(check_id: str, topic: str) -> Check[...]:
-    """Return a check of the plan's node count."""
     return Check(check_id, topic, partial(node_count_problems, check_id=check_id))
 
 

@@ -18,7 +18,6 @@ _OF_NODES = ("cluster.gpus", "cluster.cpus", "cluster.memory")
 
 
 def _choose_partition(plan: Plan, name: str) -> Plan:
-    """Return a plan whose job names one partition."""
     return replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition=name)))
 
 
