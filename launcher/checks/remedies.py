@@ -27,7 +27,7 @@ from slipway.arithmetic.layout import ParallelConfig, fits
 _NEAREST_SHOWN = 4
 
 
-def _apply_changes(values: Values, changes: Mapping[str, Any]) -> Values:
+def _apply(values: Values, changes: Mapping[str, Any]) -> Values:
     return Values(apply_changes(values.config, changes))
 
 
@@ -42,9 +42,7 @@ def _sizes(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
     if key == keys.CONTEXT:
         return _contexts(values, shape, nodes)
     if key == keys.TENSOR:
-        tensors = [
-            size for size in rules.tensor_sizes(values) if _fits(_apply_changes(values, {key: size}), nodes)
-        ]
+        tensors = [size for size in rules.tensor_sizes(values) if _fits(_apply(values, {key: size}), nodes)]
         return f"valid tensor sizes: {listed(tensors)}" if tensors else None
     pipelines = divisors(nodes * shape.devices)
     sizes = [size for size in pipelines if _is_valid(values, shape, shape.tensor, size, nodes)]
@@ -57,7 +55,7 @@ def _contexts(values: Values, shape: ParallelConfig, nodes: int) -> str:
     Another sequence length would do too, and then the data's and the positions would have to change.
     """
     fitting = [size for size in divisors(nodes * shape.devices) if fits(shape._replace(context=size), nodes)]
-    sizes = [size for size in fitting if _is_sequence_cut(_apply_changes(values, {keys.CONTEXT: size}))]
+    sizes = [size for size in fitting if _is_sequence_cut(_apply(values, {keys.CONTEXT: size}))]
     if not sizes:
         return f"no context size would do on {count(nodes, 'node')} with these batch sizes"
     return f"context sizes that would do: {listed(sizes)}"
@@ -83,7 +81,7 @@ def _is_valid(values: Values, shape: ParallelConfig, tensor: int, pipeline: int,
     """Return True if tensor and pipeline sizes divide the world, the batch and the layers."""
     if shape.virtual is not None and pipeline == 1:
         return False
-    tried = _apply_changes(values, _split(values, tensor, pipeline))
+    tried = _apply(values, _split(values, tensor, pipeline))
     return _fits(tried, nodes) and rules.layers_fit(tried)
 
 
@@ -136,19 +134,17 @@ def would_fit(plan: Plan, facts: Facts) -> str:
     if nearest is None:
         halved = next(layout_search.find_best_with_half_gradients(plan, facts), None)
         if halved is not None:
-            return f"would fit, with gradients in bf16: {_format_overrides(config, halved)}"
+            return f"would fit, with gradients in bf16: {_format(config, halved)}"
         return why_none(search, layout_search.search_least_nodes(plan, facts))
-    lines = [f"would fit: {_format_overrides(config, nearest)}"]
+    lines = [f"would fit: {_format(config, nearest)}"]
     fastest = next(search.best(), None)
     if fastest and fastest.seconds and nearest.seconds:
         saved = 1 - fastest.seconds / nearest.seconds
         if saved > 2 * layout_search.EQUAL_STEPS:
-            lines.append(
-                f"would fit, with {saved:.0%} less time for a step: {_format_overrides(config, fastest)}"
-            )
+            lines.append(f"would fit, with {saved:.0%} less time for a step: {_format(config, fastest)}")
     halved = layout_search.find_own_with_half_gradients(search)
     if halved is not None:
-        lines.append(f"this layout would fit, with gradients in bf16: {_format_overrides(config, halved)}")
+        lines.append(f"this layout would fit, with gradients in bf16: {_format(config, halved)}")
     return "\n".join(lines)
 
 
@@ -172,10 +168,10 @@ def why_none(search: LayoutSearch, more: Suggestion | None) -> str:
         )
     if more is None:
         return f"{message}\nnor on another number of nodes up to {keys.MOST_NODES}, as far as was searched"
-    return f"{message}\nwould fit on {count(more.nodes, 'node')}: {_format_overrides(job.config or {}, more)}"
+    return f"{message}\nwould fit on {count(more.nodes, 'node')}: {_format(job.config or {}, more)}"
 
 
-def _format_overrides(config: Mapping[str, Any], suggestion: Suggestion) -> str:
+def _format(config: Mapping[str, Any], suggestion: Suggestion) -> str:
     return " ".join(layout_search.overrides(config, suggestion)) or "the layout as it is"
 
 

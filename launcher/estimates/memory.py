@@ -288,12 +288,10 @@ def _part(training: Training, stack: Stack) -> _Part:
         kept_by_embedding(layer),
         kept_by_output(layer),
     )
-    return _Part(
-        _read_full_recompute(training.values, stack.node), *(kept.times(tokens) for kept in by_token)
-    )
+    return _Part(_read_recompute(training.values, stack.node), *(kept.times(tokens) for kept in by_token))
 
 
-def _read_full_recompute(values: Values, node: str) -> Recompute:
+def _read_recompute(values: Values, node: str) -> Recompute:
     """Return the full recomputing of a stack, with the layers that it takes at a time, or of a chunk."""
     recompute = recompute_of(values, node)
     layers = values.whole(f"{node}.{RECOMPUTE}_num_layers", 1, least=0)

@@ -58,7 +58,5 @@ CHECKS = (
     ),
     path_check("path.mounts", "mounts", "the sources of the container's mounts exist"),
     path_check("path.writable", "results", "the directory of the run can be written"),
-    path_check(
-        "path.shared", "local", "shared paths of a job's nodes are not on a local disk of this machine"
-    ),
+    path_check("path.shared", "local", "shared paths of a job's nodes are not on this machine's own disks"),
 )
