@@ -113,7 +113,7 @@ def assumed(engine: str, measured: str, *, is_fp8: bool) -> tuple[str | None, li
         whose = None  # a row of the site's own
     elif measured in table["gpus"] and not is_fp8:
         whose = table["gpus"][measured]
-        assumptions.append(f"nobody publishes trainings on {measured}{' in bf16' if whose else ''}")
+        assumptions.append(f"no published trainings on {measured}{' in bf16' if whose else ''}")
     known = table["engines"].get(engine)
     if known == []:
         assumptions.append("nobody measured our trainer")
