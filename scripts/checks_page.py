@@ -26,7 +26,7 @@ _ROW = re.compile(r"\| `(?P<id>[\w.]+)` \|[^|]*\| (?P<by_hand>.*) \|")
 def page(text: str) -> str:
     """Return the page with its table written anew."""
     by_hand = {row["id"]: row["by_hand"] for row in _ROW.finditer(text)}
-    rows = (f"| `{check.id}` | {check.tells} | {by_hand.get(check.id, ' | ')} |\n" for check in CHECKS)
+    rows = (f"| `{check.id}` | {check.topic} | {by_hand.get(check.id, ' | ')} |\n" for check in CHECKS)
     return _TABLE.sub(lambda _: f"{_HEAD}{''.join(rows)}", text, count=1)
 
 

@@ -11,10 +11,10 @@ from launcher.slurm.cluster import ClusterFacts
 
 
 class MissingPath(NamedTuple):
-    """A file or directory that the job may not find, or not as it needs it.
+    """A file or directory that the job may not find, or that is not valid.
 
-    `key` is where the configuration names it, and `path` how. `certain` is whether this machine can tell: it
-    has the directory, or the job runs on it.
+    `key` is the configuration key that names it, `path` the value. It is `certain` if this machine has the
+    directory, or runs the job.
     """
 
     key: str
@@ -26,15 +26,14 @@ class MissingPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PathFacts:
-    """Read on this machine: what is not there, or not what it should be.
+    """Missing or invalid paths, as this machine sees them.
 
-    A part is ``None`` where the job needs no such thing, and where it is not known: `missing` says why.
-    `fetched` is an image of a registry that many nodes would fetch at once, and `results` why nothing can be
-    written into the directory of the run. `local` are paths that several nodes share, on disks of this
-    machine alone; `is_own_disk` is whether the run is on one. `free_bytes` may still be written where the
-    run's checkpoints go: what ends there is the file system or the user's quota, by `free_by`;
-    `checkpoints_there` counts those that the run has already. `tokens` are data sets of another tokenizer
-    than the training's.
+    A part is ``None`` if the job does not use it, or if it is unknown: `missing` gives the reason.
+    `fetched` is an image of a registry that many nodes would fetch at once; `results` explains why the run
+    directory is not writable. `local` are paths that several nodes share, on disks of this machine alone;
+    `is_own_disk` is True if the run is on one. `free_bytes` is the room for the run's checkpoints, limited by
+    `free_by`, the file system or the user's quota; `checkpoints_there` counts the run's present checkpoints.
+    `tokens` are data sets that another tokenizer than the training's made.
     """
 
     tokenizer: tuple[MissingPath, ...] | None = None
@@ -59,7 +58,7 @@ class PathFacts:
 class Change(NamedTuple):
     """A key of the configuration that an earlier launch of the run had another value of.
 
-    `is_grave` is whether no checkpoint of the one fits the other.
+    `is_grave` is True if no checkpoint of the one fits the other.
     """
 
     key: str
@@ -82,16 +81,16 @@ class SavedShards(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EarlierTraining:
-    """The newest launch of the run, None if it was no training, compared with the one that is planned.
+    """The newest launch of the run, None if it was no training, compared with the planned one.
 
-    `goes_on` is whether the planned launch may go on from what the run has saved, or is about to save.
-    `changes` are without what may change between two launches of a training. `data` names the files that were
-    exchanged since `data_since`, the checkpoint or the launch, each as old → new; `accept` is the value of
-    `training.resume.accept_data` that accepts that, and `accepted` the one that is set. `saved` is the step
-    that our trainer goes on from, and `shards` that checkpoint if its optimizer states are loaded, and only
-    by some parallel sizes. `steps` are `trainer.max_steps` before and now where they differ, and `rate` the
-    first step whose learning rate that moves, with the rate before and now. `abandoned` are checkpoints of
-    the run that the NeMo launcher made, and that no launch of ours would find.
+    `goes_on` is True if the planned launch may resume from a checkpoint that the run has saved or will save.
+    `changes` omits keys that may change between two launches of a training. `data` names the files exchanged
+    since `data_since`, the checkpoint or the launch, each as old → new; `accept` is the value of
+    `training.resume.accept_data` that accepts them, `accepted` the value that is set. Our trainer resumes
+    from step `saved`; `shards` is that checkpoint if only some parallel sizes can load its optimizer states.
+    `steps` are `trainer.max_steps` before and now where they differ, `rate` the first step with another
+    learning rate, with the rate before and now. `abandoned` are checkpoints of the run that the NeMo launcher
+    made, and that no launch of ours would find.
     """
 
     launch: int | None
@@ -112,9 +111,9 @@ class EarlierTraining:
 class Interpreter(NamedTuple):
     """The interpreter of the tasks, as this machine has it.
 
-    `path` is None where this machine does not have it, and `problem` says why it cannot be there on the nodes
-    either. `missing` are the libraries that it does not find, None if it does not answer. `changed_by` is the
-    key or option by which the job may bring what this machine lacks.
+    `path` is None if this machine does not have it; `problem` says why the nodes cannot have it either.
+    `missing` are the libraries that it does not find, None if it does not answer. `changed_by` is the key or
+    option with which the job may add libraries that this machine does not have.
     """
 
     name: str
@@ -127,7 +126,7 @@ class Interpreter(NamedTuple):
 
 
 class HostFacts(NamedTuple):
-    """The machine that launches; `interpreter` is None where the tasks use none of this machine."""
+    """The machine that launches; `interpreter` is None if the tasks do not use this machine's."""
 
     in_allocation: bool
     allocation_nodes: int | None = None
@@ -137,10 +136,10 @@ class HostFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SubmissionFacts:
-    """The answer of the scheduler to a script that it was shown, ``sbatch --test-only``.
+    """The scheduler's answer to a script, from ``sbatch --test-only``.
 
-    `refusal` is what it objects, None if nothing; `waits` is what would keep the job waiting, `notice` what
-    the site says of a job that is accepted; `missing` says why it could not be asked.
+    `refusal` is its objection, None without one; `waits` is the reason that would keep the job waiting,
+    `notice` the site's message on an accepted job; `missing` says why the scheduler could not be asked.
     """
 
     is_refused: bool | None
@@ -163,8 +162,8 @@ class ImageFacts:
 class Facts:
     """Gathered beforehand and read-only; ``None`` is unknown, and skips the checks that need it."""
 
-    # Keys of `trainer`, `exp_manager` and `model` that no shipped file shows and no check reads, such as
-    # ``model.micro_batchsize``; and those that the files show or the checks read, to find the nearest.
+    # Keys of `trainer`, `exp_manager` and `model` that no shipped file has and no check reads, such as
+    # ``model.micro_batchsize``; and those that the files have or the checks read, to find the nearest.
     added_keys: tuple[str, ...] | None = None
     shipped_keys: frozenset[str] | None = None
     # Other run directories whose newest launch has the name of this plan's job.
@@ -176,10 +175,10 @@ class Facts:
     # The newest launch of the run; None if no training is planned.
     earlier: EarlierTraining | None = None
     cluster: ClusterFacts | None = None
-    # How many tasks of job arrays are submitted with this plan's; None if it is a job of its own.
+    # The number of array tasks that are submitted with this plan's; None if its job is no array.
     array_tasks: int | None = None
-    # The GPUs of a node, where the cluster's configuration says it, and why our trainer finds no GPU where it
-    # runs, if so. Not known, these skip nothing.
+    # The GPUs of a node in the cluster's configuration, and the reason why our trainer finds no GPU there.
+    # Unknown, these skip no check.
     node_gpus: int | None = None
     lacks_gpus: str | None = None
     host: HostFacts | None = None
@@ -187,13 +186,13 @@ class Facts:
     submission: SubmissionFacts | None = None
     # Why this machine's Python cannot run a job's supervisor; empty if it can.
     supervisor_python: str | None = None
-    # The trainer's answer on the configuration, as ``key=value: what is wrong``; empty if it is content, or
-    # if another program is going to train.
+    # The trainer's answer on the configuration, as ``key=value: the mistake``; empty if it accepts it, or if
+    # another program is going to train.
     trainer_verdict: str | None = None
-    # Keys whose values refer to a variable of the shell that nothing expands, with the values.
+    # Keys with values that contain an unexpanded shell variable, and the values.
     unexpanded: tuple[tuple[str, str], ...] | None = None
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """Types of GPU that the cluster has; none where they are not known."""
+        """Types of GPU that the cluster has; empty if unknown."""
         return (self.cluster.gpu_types if self.cluster is not None else None) or ()

@@ -1,4 +1,4 @@
-"""Findings, and the checks that make them."""
+"""Findings, and the checks that yield them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ P = ParamSpec("P")
 class Severity(enum.StrEnum):
     """An error stops a launch, a warning is printed; a check without its facts is `skipped`.
 
-    `slipway doctor` prints also the things that are as they should be, those that are missing, and those that
-    nothing answered about.
+    `slipway doctor` also prints things that are in order, missing, or unknown for want of an answer.
     """
 
     ERROR = "error"
@@ -32,16 +31,14 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or may be.
+    """A mistake, or a possible one.
 
     `key` is the key of the configuration to change first, such as ``training.model.global_batch_size``; `fix`
-    says what would be valid, in several lines where there are several ways out. `why` is the reason of a
-    skipped check, which the message has too. `id` is that of the check, which sets it; `source` is where the
-    values are from, which a report adds.
+    names valid values, one remedy a line. `why` is the reason of a skipped check, which the message has too.
+    The check sets `id`, its own; a report adds `source`, the origin of the values.
 
-    About a thing of machines, such as ``enroot.runtime``, `where` names these, and it is `needed` if the
-    launch cannot do without it. `free` are free bytes, which are not part of the message because they differ
-    on every machine.
+    For a thing of machines, such as ``enroot.runtime``, `where` names the machines, and it is `needed` if the
+    launch requires it. `free` are free bytes; they differ on every machine, so the message omits them.
     """
 
     severity: Severity
@@ -58,7 +55,7 @@ class Finding:
 
 
 def error(key: str, value: Any, text: str, fix: str | None = None, also: Sequence[str] = ()) -> Finding:
-    """Return an error whose message reads ``KEY=VALUE: what is wrong``."""
+    """Return an error whose message reads ``KEY=VALUE: text``."""
     message = escape(f"{full(key)}={literal(value)}: {text}")
     return Finding(Severity.ERROR, full(key), message, fix, tuple(map(full, also)))
 
@@ -67,31 +64,31 @@ def warning(key: str, value: Any, text: str, fix: str | None = None, also: Seque
     return replace(error(key, value, text, fix, also), severity=Severity.WARNING)
 
 
-def likewise(others: Iterable[str]) -> str:
-    """Return what names others with the same mistake, the first two of them."""
+def name_likewise(others: Iterable[str]) -> str:
+    """Name the first two others with the same mistake."""
     names = list(dict.fromkeys(others))
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return f"; likewise {', '.join(names[:2])}{more}" if names else ""
 
 
-def not_checked(what: str, why: str | None) -> Finding:
+def skip_check(what: str, why: str | None) -> Finding:
     text = f"not checked: {what}" + (f" ({why})" if why else "")
     return Finding(Severity.SKIPPED, None, text, why=why or None)
 
 
 class Check(Generic[P]):
-    """A check: its rule is a pure function of a plan and of what is known of files and the cluster.
+    """A check: its rule is a pure function of a plan and of facts about files and the cluster.
 
-    The rule names as parameters what it reads: `plan`, `facts` or a field of them, NeMo's nodes as `values`,
+    The rule's parameters select its input: `plan`, `facts` or a field of them, NeMo's nodes as `values`,
     without which it does not apply, and the `engine` that reads these. A check may be called as its rule.
 
-    `id` is stable: users write it in ``--no-check=ID``. `tells` is what it looks at, in one line of the
-    documentation. `needs` are fields of `Facts` without which it is skipped; ``cluster.nodes`` is a part of
-    one: it is skipped where `missing` of ``cluster`` has the reason, and not applicable where nobody asked.
+    `id` is stable: users write it in ``--no-check=ID``. `topic` is its line in the documentation. `needs` are
+    the fields of `Facts` that it requires, else it is skipped; ``cluster.nodes`` is a part of one: the check
+    is skipped if `missing` of ``cluster`` has the reason, and not applicable if the part was not asked for.
     """
 
-    def __init__(self, check_id: str, tells: str, rule: Callable[P, Iterator[Finding]], *needs: str) -> None:
-        self.id, self.tells, self.needs = check_id, tells, needs
+    def __init__(self, check_id: str, topic: str, rule: Callable[P, Iterator[Finding]], *needs: str) -> None:
+        self.id, self.topic, self.needs = check_id, topic, needs
         self._rule: Callable[..., Iterator[Finding]] = rule
         self._reads = _parameters(rule)
 
@@ -99,7 +96,7 @@ class Check(Generic[P]):
         return self._rule(*args, **kwargs)
 
     def find(self, plan: Plan, facts: Facts) -> Iterator[Finding]:
-        """Yield what the rule finds; the facts that it needs are there."""
+        """Yield the rule's findings; its facts must be known."""
         config = plan.job.config
         if config is None and "values" in self._reads:
             return
@@ -109,23 +106,23 @@ class Check(Generic[P]):
             yield replace(finding, id=self.id)
 
     def apply(self, plan: Plan, facts: Facts) -> Iterator[Finding]:
-        """Yield what the check finds, or why it is skipped."""
+        """Yield the check's findings, or the reason why it is skipped."""
         reasons = self._reasons(facts)
         if not reasons:
             yield from self.find(plan, facts)
         elif None not in reasons:
-            yield replace(not_checked(self.tells, reasons[0]), id=self.id)
+            yield replace(skip_check(self.topic, reasons[0]), id=self.id)
 
     def has_facts(self, facts: Facts) -> bool:
-        """Return True if each fact that it needs is there."""
+        """Return True if each needed fact is known."""
         return not self._reasons(facts)
 
     def is_applicable(self, facts: Facts) -> bool:
-        """Return True if it has something to look at, or is reported as skipped."""
+        """Return True if the check can run, or is reported as skipped."""
         return None not in self._reasons(facts)
 
     def _reasons(self, facts: Facts) -> list[str | None]:
-        """Return why facts are missing that it needs: None where nobody asked for one."""
+        """Return the reasons for missing facts; None for one that was not asked for."""
         reasons: list[str | None] = []
         for name in self.needs:
             whole, _, part = name.partition(".")
@@ -138,11 +135,11 @@ class Check(Generic[P]):
 
 
 def _parameters(rule: Any) -> tuple[str, ...]:
-    code = getattr(rule, "func", rule).__code__  # of a partial that of its function
+    code = getattr(rule, "func", rule).__code__  # a partial has its function's
     names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
     return tuple(name for name in names if name not in getattr(rule, "keywords", ()))
 
 
-def check(check_id: str, tells: str, *needs: str) -> Callable[[Callable[P, Iterator[Finding]]], Check[P]]:
-    """Make a rule a check, which the tuple at the end of its module names."""
-    return lambda rule: Check(check_id, tells, rule, *needs)
+def check(check_id: str, topic: str, *needs: str) -> Callable[[Callable[P, Iterator[Finding]]], Check[P]]:
+    """Make a rule a check; the tuple at the end of its module lists it."""
+    return lambda rule: Check(check_id, topic, rule, *needs)

@@ -1,4 +1,4 @@
-"""The one gate: facts are gathered, the rules applied, and a report says what may stop a launch."""
+"""Gather facts, apply the checks, and report findings that may stop a launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering import configuration, earlier, host, images, paths
-from launcher.checks.registry import CHECKS, require_known, run_checks, worst_first
+from launcher.checks.registry import CHECKS, require_known, run_checks, sort_by_severity
 from launcher.checks.rules.launch import MACHINE, SCHEDULER
 from launcher.checks.site_rules import site_findings
 from launcher.drafting import Draft
@@ -40,12 +40,12 @@ class CheckReport:
     # The ids of the site's checks that apply.
     of_site: Sequence[str] = ()
 
-    def of(self, severity: Severity) -> list[Finding]:
+    def select(self, severity: Severity) -> list[Finding]:
         return [finding for finding in self.findings if finding.severity is severity]
 
     def mistakes(self, severity: Severity) -> list[UserError]:
         """Return the findings of one severity as mistakes, with the sources of their keys."""
-        return as_mistakes(self.draft, self.of(severity))
+        return convert_to_mistakes(self.draft, self.select(severity))
 
 
 def check_launch(
@@ -53,12 +53,11 @@ def check_launch(
 ) -> list[CheckReport]:
     """Check drafts before anything is written: log warnings, raise all errors together.
 
-    Without `look` nothing is looked at but the plan, as in a dry run: no file, nothing of this machine or the
-    cluster.
+    Without `look` only the plan is examined, as in a dry run: no file, this machine or the cluster.
     """
     require_skippable(skipped)
     reports = check_drafts(drafts, skipped, look=look)
-    if not any(report.of(Severity.ERROR) for report in reports):
+    if not any(report.select(Severity.ERROR) for report in reports):
         _require_schedulers(reports)
     for warning in (mistake for report in reports for mistake in report.mistakes(Severity.WARNING)):
         _logger.warning("warning: %s", warning)
@@ -67,7 +66,7 @@ def check_launch(
 
 
 def _require_schedulers(reports: Sequence[CheckReport]) -> None:
-    """Raise Unreachable where there is no scheduler: next to that no warning counts."""
+    """Raise Unreachable without a scheduler: no warning matters then."""
     for report in reports:
         if report.draft.plan.job.stage == WORKSPACE:
             continue  # salloc is asked
@@ -77,7 +76,7 @@ def _require_schedulers(reports: Sequence[CheckReport]) -> None:
 
 
 def require_skippable(skipped: Sequence[str]) -> None:
-    """Refuse ids that no check has, and those that no launch goes past; `slipway check` may."""
+    """Refuse unknown ids, and those that a launch may not skip, though `slipway check` may."""
     require_known(skipped)
     for name in (MACHINE, SCHEDULER):
         if name in skipped:
@@ -93,16 +92,16 @@ def check_drafts(
     reports = []
     for draft, facts in zip(drafts, gather(drafts, look=look, **known), strict=True):
         of_site, found = site_findings(draft, skipped)
-        findings = worst_first([*_with_stage_keys(draft, facts, skipped), *found])
+        findings = sort_by_severity([*_apply_checks(draft, facts, skipped), *found])
         reports.append(CheckReport(draft, facts, tuple(findings), tuple(skipped), of_site))
     return reports
 
 
-def _with_stage_keys(draft: Draft, facts: Facts, skipped: Sequence[str]) -> tuple[Finding, ...]:
+def _apply_checks(draft: Draft, facts: Facts, skipped: Sequence[str]) -> tuple[Finding, ...]:
     """Apply the checks; name the stage's own key where that replaces a value of the cluster."""
     config, stage = draft.composition.config, draft.plan.job.stage
 
-    def named(finding: Finding) -> Finding:
+    def rename_key(finding: Finding) -> Finding:
         group, _, name = (finding.key or "").partition(".")
         if group == "cluster" and name in stage_changes(config, stage):
             key = f"stage_cluster.{stage}.{name}"
@@ -112,13 +111,13 @@ def _with_stage_keys(draft: Draft, facts: Facts, skipped: Sequence[str]) -> tupl
             return finding
         return replace(finding, key=key, message=finding.message.replace(f"{finding.key}=", f"{key}=", 1))
 
-    return tuple(map(named, run_checks(draft.plan, facts, skipped)))
+    return tuple(map(rename_key, run_checks(draft.plan, facts, skipped)))
 
 
 def gather(drafts: Sequence[Draft], *, look: bool = True, **known: Any) -> list[Facts]:
-    """Find out, by reading alone, what the checks need to know of each draft beside what is `known`.
+    """Gather the facts that the checks need of each draft and that are not yet `known`, by reading alone.
 
-    Without `look` that is nothing of files, of this machine and of the cluster.
+    Without `look` files, this machine and the cluster are not examined.
     """
     gatherers = {**GATHERERS, **(LOOKING_GATHERERS if look else {})}
     answers = {field: ask(drafts) for field, ask in gatherers.items() if field not in known}
@@ -129,7 +128,7 @@ def gather(drafts: Sequence[Draft], *, look: bool = True, **known: Any) -> list[
 _Gatherer = Callable[[Sequence[Draft]], Sequence[object]]
 
 
-def _each(find: Callable[[Draft], object], same: Callable[[Draft], object] = id) -> _Gatherer:
+def _gather_each(find: Callable[[Draft], object], same: Callable[[Draft], object] = id) -> _Gatherer:
     """Return the gatherer that asks for each draft; drafts with the `same` share an answer."""
 
     @wraps(find)
@@ -145,24 +144,24 @@ def _each(find: Callable[[Draft], object], same: Callable[[Draft], object] = id)
 
 # By the field of `Facts` that it finds out: a function of all drafts that are checked together.
 GATHERERS: Mapping[str, _Gatherer] = {
-    "node_gpus": _each(configuration.node_gpus),
-    "unexpanded": _each(configuration.unexpanded),
-    "added_keys": _each(configuration.added_keys),
-    "shipped_keys": _each(configuration.known_keys),
-    "image": _each(partial(images.image_facts, look=False)),
+    "node_gpus": _gather_each(configuration.node_gpus),
+    "unexpanded": _gather_each(configuration.find_unexpanded),
+    "added_keys": _gather_each(configuration.find_added_keys),
+    "shipped_keys": _gather_each(configuration.read_known_keys),
+    "image": _gather_each(partial(images.image_facts, look=False)),
     "trainer_verdict": lambda drafts: host.trainer_verdicts([draft.plan for draft in drafts]),
 }
 # Those that look at files, at this machine or at the cluster, which a dry run does not.
 LOOKING_GATHERERS: Mapping[str, _Gatherer] = {
-    "same_job_name": _each(earlier.same_job_name),
-    "open_secrets": _each(paths.open_secrets),
-    "paths": _each(paths.path_facts),
-    "image": _each(partial(images.image_facts, look=True)),
-    "earlier": _each(earlier.earlier_training),
-    "cluster": _each(host.cluster_facts, host.cluster_question),
-    "lacks_gpus": _each(host.lacks_gpus),
-    "host": _each(host.host_facts, host.host_question),
-    "supervisor_python": _each(lambda _: host.supervisor_python_problem(), lambda _: None),
+    "same_job_name": _gather_each(earlier.find_same_job_name),
+    "open_secrets": _gather_each(paths.find_open_secrets),
+    "paths": _gather_each(paths.path_facts),
+    "image": _gather_each(partial(images.image_facts, look=True)),
+    "earlier": _gather_each(earlier.compare_earlier_training),
+    "cluster": _gather_each(host.cluster_facts, host.cluster_question),
+    "lacks_gpus": _gather_each(host.lacks_gpus),
+    "host": _gather_each(host.host_facts, host.host_question),
+    "supervisor_python": _gather_each(lambda _: host.supervisor_python_problem(), lambda _: None),
 }
 
 
@@ -171,9 +170,9 @@ def show_to_scheduler(
 ) -> CheckReport:
     """Return a report with the scheduler's answer to the script, the last of the facts.
 
-    Raise `Unreachable` if no scheduler can be asked, as a launch does; unless it `must_answer` the check is
-    skipped then. `validate` is what is more patient than `Scheduler.validate`, for any scheduler; by default
-    Slurm alone is asked.
+    If no scheduler can be asked, raise `Unreachable`, as a launch does, or skip the check unless it
+    `must_answer`. `validate` is a more patient `Scheduler.validate`, for any scheduler; by default only Slurm
+    is asked.
     """
     plan = report.draft.plan
     if SCHEDULER in report.skipped:
@@ -194,23 +193,23 @@ def show_to_scheduler(
             answer = SubmissionFacts(is_refused=True, refusal=error.message, fix=error.hint)
     facts = replace(report.facts, submission=answer)
     others = [check.id for check in CHECKS if check.id != SCHEDULER]
-    findings = [*report.findings, *_with_stage_keys(report.draft, facts, others)]
-    return replace(report, facts=facts, findings=tuple(worst_first(findings)))
+    findings = [*report.findings, *_apply_checks(report.draft, facts, others)]
+    return replace(report, facts=facts, findings=tuple(sort_by_severity(findings)))
 
 
 def require_passed(reports: Sequence[CheckReport]) -> None:
-    """Raise the errors of reports, all of them together, each with where its values are from."""
+    """Raise all errors of reports together, each with the sources of its values."""
     errors = [mistake for report in reports for mistake in report.mistakes(Severity.ERROR)]
     if errors:
         raise Mistakes(errors)
 
 
 def refuse(draft: Draft, findings: Sequence[Finding]) -> None:
-    """Raise the errors among findings about a draft, all of them together."""
+    """Raise all errors among the findings about a draft together."""
     require_passed([CheckReport(draft, Facts(), tuple(findings))])
 
 
-def as_mistakes(draft: Draft, findings: Sequence[Finding]) -> list[UserError]:
+def convert_to_mistakes(draft: Draft, findings: Sequence[Finding]) -> list[UserError]:
     """Return findings as mistakes, with the sources of their keys."""
     mistakes = [
         UserError(f"{finding.message} [{finding.id}]", key=finding.key, also=finding.also, hint=finding.fix)

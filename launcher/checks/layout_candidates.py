@@ -14,13 +14,13 @@ from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import (
     Layout,
     Recompute,
+    apply_changes,
+    apply_layout,
     effort,
     is_encoder_decoder,
     layout_of,
-    own_recompute,
-    parallel_config_with,
+    read_recompute,
     stacks_of,
-    with_changes,
 )
 from launcher.estimates.values import Values, divisors, full
 from slipway.arithmetic.layout import ParallelConfig, fits
@@ -66,7 +66,7 @@ def layouts(values: Values, parallel: ParallelConfig, counts: Sequence[int], eng
                     if tried > _MOST_TRIED:
                         return
                     bare = Layout(tensor, pipeline, virtual, context, micro, flags[0], keys.NOTHING, ends)
-                    changed = parallel_config_with(values, parallel, bare)
+                    changed = apply_layout(values, parallel, bare)
                     if not all(_runs(values, changed, nodes) for nodes in counts):
                         continue
                     for flag, recompute in product(flags, splits.recomputes(pipeline, virtual, ends)):
@@ -78,7 +78,7 @@ def _runs(values: Values, parallel: ParallelConfig, nodes: int) -> bool:
 
 
 def is_of_layout(finding: Finding) -> bool:
-    """Return True if another layout may mend a finding: one of its keys is a layout's."""
+    """Return True if a finding has a key of the layout."""
     named = {finding.key, *finding.also}
     return bool(named & _SIZES) or any(keys.RECOMPUTE in key for key in named if key)
 
@@ -97,29 +97,29 @@ class _Splits:
         self.sequence_parallel = cache(self._sequence_parallel)
         self.recomputes = cache(self._recomputes)
 
-    def _with(self, changes: Mapping[str, Any]) -> Values:
-        return Values(with_changes(self._values.config, changes))
+    def _apply(self, changes: Mapping[str, Any]) -> Values:
+        return Values(apply_changes(self._values.config, changes))
 
     def _virtual(self, pipeline: int) -> list[tuple[int | None, bool]]:
         """Return the virtual sizes of a pipeline size, each with True where its ends count as layers.
 
-        None is among the sizes; the list is empty for an invalid pipeline. The ends count where the layers
-        cannot be shared out otherwise: 126 layers have no useful pipeline, and 126 + 2 have. The engine has
-        to know that (NeMo), and no key may set the first and last stage.
+        None is among the sizes; the list is empty for an invalid pipeline. The ends count if the layers are
+        not divisible otherwise: 126 layers have no useful pipeline, 126 + 2 have. Only NeMo supports that,
+        and only without keys for the first and last stage.
         """
-        ends = not rules.layers_fit(self._with(self._pipeline(pipeline, ends=False)))
+        ends = not rules.layers_fit(self._apply(self._pipeline(pipeline, ends=False)))
         of_ends = (*keys.COUNTED_ENDS, *keys.OWN_ENDS)
         if ends and (self._engine != "nemo" or any(self._values.raw(key) for key in of_ends)):
             return []
         plain = self._pipeline(pipeline, ends)
-        values = self._with(plain)
+        values = self._apply(plain)
         if not rules.layers_fit(values) or _has_any(rules.split_rank_problems(values, self._engine)):
             return []
         sizes: list[int | None] = [None]
         stacks = stacks_of(values)
         if pipeline > 1 and len(stacks) == 1:
             for size in divisors(max(stacks[0].layers, 1) + 2 * ends):
-                tried = self._with({**plain, keys.VIRTUAL: size})
+                tried = self._apply({**plain, keys.VIRTUAL: size})
                 if size == 1 or not rules.layers_fit(tried):
                     continue
                 if not _has_any(rules.virtual_problems(tried, self._engine)):
@@ -127,7 +127,7 @@ class _Splits:
         return [(size, ends) for size in sizes]
 
     def _sequence_parallel(self, tensor: int, context: int) -> list[bool]:
-        """Return the valid values for a tensor and a context size, possibly none: on, and the user's own.
+        """Return the valid values for a tensor and a context size: on, the user's own, or an empty list.
 
         Models other than GPTs keep their value, where it is valid.
         """
@@ -137,10 +137,10 @@ class _Splits:
         return can or [False] * self._can(tensor, context, False)
 
     def _recomputes(self, pipeline: int, virtual: int | None, ends: bool) -> list[Recompute]:
-        """Return the user's own, nothing, attention's core, half of a chunk's layers, and all layers."""
-        stack = stacks_of(self._with(self._pipeline(pipeline, ends)))[0]
+        """Return the user's recomputing, none, attention's core, half of a chunk's layers, and all layers."""
+        stack = stacks_of(self._apply(self._pipeline(pipeline, ends)))[0]
         chunk = (max(stack.layers, 1) + 2 * ends) // (max(stack.stages, 1) * (virtual or 1))
-        own = own_recompute(self._values)
+        own = read_recompute(self._values)
         half = [Recompute("full", "block", chunk // 2)] if chunk > 1 else []
         others = (keys.NOTHING, keys.SELECTIVE, *half, keys.EVERYTHING)
         return [own, *(option for option in others if effort(option) != effort(own))]
@@ -155,7 +155,7 @@ class _Splits:
         return changes
 
     def _can(self, tensor: int, context: int, flag: bool) -> bool:
-        tried = self._with({keys.TENSOR: tensor, keys.CONTEXT: context, keys.SEQUENCE: flag})
+        tried = self._apply({keys.TENSOR: tensor, keys.CONTEXT: context, keys.SEQUENCE: flag})
         tests = (rules.sequence_parallel_problems, rules.context_problems)
         return not any(_has_any(test(tried, self._engine)) for test in tests)
 

@@ -21,14 +21,14 @@ from launcher.estimates.parallelism import (
     MOST_NODES,
     NODES,
     Layout,
+    apply_changes,
+    apply_layout,
     changes_to,
     distance,
     effort,
     gpu_of,
     layout_of,
-    parallel_config_with,
     read_parallel_config,
-    with_changes,
 )
 from launcher.estimates.speed import Speed, work_of
 from launcher.estimates.training import model_size, precision_of
@@ -49,10 +49,10 @@ _CHECKS = tuple(
     for check in (*rules.CHECKS, *resources.CHECKS, *training.BATCHES, *model.CHECKS)
     if check.id.startswith(("layout.", "batch.", "elastic.", "model.recompute"))
 )
-# Sizes whose layout with full recomputing exceeds the limit by so much are not tried.
+# Sizes are not tried if even full recomputing exceeds the limit by this factor.
 _HOPELESS = 1.1
-# The limit of a search over numbers of nodes, in layouts: as much as the largest shipped size takes from one
-# node on. A layout whose memory is estimated counts as many that are only listed.
+# The limit of a search over numbers of nodes, in layouts: enough for the largest shipped size from one node
+# on. A layout with an estimate of its memory counts as many that are only listed.
 _MOST_WORK = 60_000
 _ESTIMATE = 30
 
@@ -62,8 +62,8 @@ class Suggestion:
     """A layout on a number of nodes.
 
     `changes` are the keys to override, as a job's configuration names them. `fullest` is the pipeline stage
-    with the most memory, None where memory is unknown. `seconds` of a step compare layouts with each other,
-    and with nothing else; None where the model's sizes are unknown.
+    with the most memory, None if unknown. `seconds` of a step only compare layouts with each other; None if
+    the model's sizes are unknown.
     """
 
     nodes: int
@@ -126,11 +126,11 @@ class LayoutSearch:
                 yield suggestion
 
         full: list[tuple[float, int, Suggestion]] = []
-        for number, layout in enumerate(sorted(self._layouts, key=self._by_speed)):
+        for number, layout in enumerate(sorted(self._layouts, key=self._rank_by_speed)):
             seconds = self._seconds(layout) or 0.0
             while full and full[0][0] < seconds:
                 yield from unseen(heappop(full)[2])
-            if _sizes(layout) in seen or (suggestion := self._fitting(layout)) is None:
+            if _sizes(layout) in seen or (suggestion := self._find_fitting(layout)) is None:
                 continue
             if suggestion.fullest is not None and suggestion.fullest.total > _FULL * self.limit:
                 heappush(full, (seconds * (1 + _WORTH_ROOM), number, suggestion))
@@ -146,7 +146,7 @@ class LayoutSearch:
 
     def nearest(self) -> Suggestion | None:
         """Return the layout that fits with the fewest changes."""
-        suggestions = map(self._fitting, sorted(self._layouts, key=self._by_distance))
+        suggestions = map(self._find_fitting, sorted(self._layouts, key=self._rank_by_distance))
         return next((suggestion for suggestion in suggestions if suggestion is not None), None)
 
     @cached_property
@@ -193,31 +193,31 @@ class LayoutSearch:
 
         return min(group, key=memory)
 
-    def _by_speed(self, layout: Layout) -> tuple[float, float]:
+    def _rank_by_speed(self, layout: Layout) -> tuple[float, float]:
         seconds = self._seconds(layout)
         return math.log(seconds) // EQUAL_STEPS if seconds else 0.0, self._distance(layout)
 
-    def _by_distance(self, layout: Layout) -> tuple[float, float]:
+    def _rank_by_distance(self, layout: Layout) -> tuple[float, float]:
         return self._distance(layout), self._seconds(layout) or 0.0
 
     def _distance(self, layout: Layout) -> float:
         assert self._own is not None
         return distance(layout, self._own)
 
-    def _fitting(self, layout: Layout) -> Suggestion | None:
+    def _find_fitting(self, layout: Layout) -> Suggestion | None:
         if not self._has_hope(_sizes(layout)):
             return None
         fullest = self._fullest(layout)
         if fullest is not None and fullest.total > self.limit:
             return None
         suggestion = self._suggestion(layout)
-        findings = filter(is_of_layout, self._findings(with_changes(self._config, suggestion.changes)))
+        findings = filter(is_of_layout, self._findings(apply_changes(self._config, suggestion.changes)))
         is_clean = all(_identity(finding) in self._own_warnings for finding in findings)
         return suggestion if is_clean else None
 
     def _suggestion(self, layout: Layout) -> Suggestion:
         assert self.parallel is not None
-        parallel = parallel_config_with(self._values, self.parallel, layout)
+        parallel = apply_layout(self._values, self.parallel, layout)
         return Suggestion(
             nodes=self.nodes,
             layout=layout,
@@ -231,7 +231,7 @@ class LayoutSearch:
     def _estimate(self, changes: Mapping[str, Any]) -> tuple[StageMemory, ...] | None:
         if not has_gpus(self.plan):
             return None
-        return estimate_memory(with_changes(self._config, changes), self.nodes, self.plan.job.engine)
+        return estimate_memory(apply_changes(self._config, changes), self.nodes, self.plan.job.engine)
 
     def _seconds_of(self, layout: Layout) -> float | None:
         if self._speed is None or self.parallel is None:
@@ -253,36 +253,35 @@ def _identity(finding: Finding) -> tuple[str, str]:
 
 
 def with_nodes(plan: Plan, nodes: int) -> Plan:
-    """Return a plan on another number of nodes."""
     resources = replace(plan.job.resources, nodes=nodes, max_nodes=None)
-    config = with_changes(plan.job.config or {}, {NODES: nodes})
+    config = apply_changes(plan.job.config or {}, {NODES: nodes})
     return replace(plan, job=replace(plan.job, config=config, resources=resources))
 
 
-def with_half_gradients(plan: Plan) -> Plan | None:
-    """Return a plan with gradients in bf16; None where its engine has none, or it has them already."""
+def halve_gradients(plan: Plan) -> Plan | None:
+    """Return a plan with gradients in bf16; None if its engine does not support them, or it has them."""
     values = Values(plan.job.config or {})
     if plan.job.engine != "nemo" or precision_of(values) != "bf16" or values.raw(GRADIENTS) is not None:
         return None
-    return replace(plan, job=replace(plan.job, config=with_changes(values.config, {GRADIENTS: "bf16"})))
+    return replace(plan, job=replace(plan.job, config=apply_changes(values.config, {GRADIENTS: "bf16"})))
 
 
-def own_with_half_gradients(search: LayoutSearch) -> Suggestion | None:
+def find_own_with_half_gradients(search: LayoutSearch) -> Suggestion | None:
     """Return the user's own layout with gradients in bf16, where these alone make it fit."""
     own, changes = search.own, {GRADIENTS: "bf16"}
-    if own is None or search.fits(own) or with_half_gradients(search.plan) is None:
+    if own is None or search.fits(own) or halve_gradients(search.plan) is None:
         return None
     return replace(own, changes=changes) if search.has_room(changes) else None
 
 
-def best_with_half_gradients(plan: Plan, facts: Facts) -> Iterator[Suggestion]:
+def find_best_with_half_gradients(plan: Plan, facts: Facts) -> Iterator[Suggestion]:
     """Yield the layouts that fit with gradients in bf16, the fastest first."""
-    halved = with_half_gradients(plan)
+    halved = halve_gradients(plan)
     for suggestion in LayoutSearch(halved, facts).best() if halved is not None else ():
         yield replace(suggestion, changes={GRADIENTS: "bf16", **suggestion.changes})
 
 
-def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
+def search_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
     """Return the fastest layout on the least nodes on which one fits, within the limit of the search."""
     parallel = read_parallel_config(Values(plan.job.config or {}))
     if parallel is None or plan.job.resources.is_elastic:

@@ -35,7 +35,7 @@ CHECKS: tuple[Check[...], ...] = (
     *(*cluster.PARTITIONS, *cluster_nodes.CHECKS, *accounts.CHECKS, *partitions.CHECKS, *cluster.CHECKS),
     *launch.CHECKS,
 )
-# Parts examined beside the keys: the trainer does not report on these.
+# The trainer does not report on these parts, which the checks examine apart from the keys.
 _OF_OTHERS = (
     *("path.", "image.", "secret.", "cluster.", "memory.", "space.", "run."),
     *("data.identity", "data.tokenizer", TRAINER),
@@ -47,7 +47,7 @@ SITE = "site."
 
 
 def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:
-    """Refuse ids that no check has, nor the `others` that a verb looks at beside the checks."""
+    """Refuse ids that are neither a check's nor among the `others`, which a verb examines too."""
     known = [*(check.id for check in CHECKS), *others]
     for name in ids:
         if name not in known and not name.startswith(SITE):
@@ -56,7 +56,7 @@ def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:
 
 
 def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Finding]:
-    """Apply every check that is not to be skipped, and return what they find, the worst first."""
+    """Apply all checks except skipped ones; return their findings, the worst first."""
     checks = [check for check in CHECKS if check.id not in skipped]
     findings = [finding for check in checks for finding in check.apply(plan, facts)]
     if any(
@@ -65,7 +65,7 @@ def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Fi
         # Our trainer, which sees the keys alone, stops at the first mistake, which is among the others.
         findings = [finding for finding in findings if finding.id != TRAINER]
     if any(finding.severity is not Severity.SKIPPED for finding in findings):
-        # Imported late: looking for layouts is a good part of this package, and most launches need none.
+        # Imported late: the search for layouts is large, and most launches do not need it.
         from launcher.checks.remedies import REMEDIES
 
         findings = [
@@ -76,11 +76,11 @@ def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Fi
         ]
     if facts.cluster is not None:
         tasks = facts.array_tasks
-        findings = [partitions.with_partitions(finding, plan, facts.cluster, tasks) for finding in findings]
-    return worst_first(findings)
+        findings = [partitions.add_partitions(finding, plan, facts.cluster, tasks) for finding in findings]
+    return sort_by_severity(findings)
 
 
-def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Return errors first, then warnings, then what was skipped."""
+def sort_by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Sort findings: errors, warnings, skipped checks."""
     order = list(Severity)
     return sorted(findings, key=lambda finding: order.index(finding.severity))

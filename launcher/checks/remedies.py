@@ -13,8 +13,13 @@ from launcher.checks.layout_search import LayoutSearch, Suggestion
 from launcher.checks.rules import layout as rules
 from launcher.checks.rules.model import has_gpus
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import is_encoder_decoder, node_counts, read_parallel_config, with_changes
-from launcher.estimates.training import uncounted
+from launcher.estimates.parallelism import (
+    apply_changes,
+    is_encoder_decoder,
+    node_counts,
+    read_parallel_config,
+)
+from launcher.estimates.training import find_unsupported_feature
 from launcher.estimates.values import Values, count, divisors, gib, listed
 from launcher.plan import Plan
 from slipway.arithmetic.layout import ParallelConfig, fits
@@ -22,8 +27,8 @@ from slipway.arithmetic.layout import ParallelConfig, fits
 _NEAREST_SHOWN = 4
 
 
-def _changed(values: Values, changes: Mapping[str, Any]) -> Values:
-    return Values(with_changes(values.config, changes))
+def _apply(values: Values, changes: Mapping[str, Any]) -> Values:
+    return Values(apply_changes(values.config, changes))
 
 
 def _fits(values: Values, nodes: int) -> bool:
@@ -37,7 +42,7 @@ def _sizes(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
     if key == keys.CONTEXT:
         return _contexts(values, shape, nodes)
     if key == keys.TENSOR:
-        tensors = [size for size in rules.tensor_sizes(values) if _fits(_changed(values, {key: size}), nodes)]
+        tensors = [size for size in rules.tensor_sizes(values) if _fits(_apply(values, {key: size}), nodes)]
         return f"valid tensor sizes: {listed(tensors)}" if tensors else None
     pipelines = divisors(nodes * shape.devices)
     sizes = [size for size in pipelines if _is_valid(values, shape, shape.tensor, size, nodes)]
@@ -50,14 +55,14 @@ def _contexts(values: Values, shape: ParallelConfig, nodes: int) -> str:
     Another sequence length would do too, and then the data's and the positions would have to change.
     """
     fitting = [size for size in divisors(nodes * shape.devices) if fits(shape._replace(context=size), nodes)]
-    sizes = [size for size in fitting if _is_sequence_cut(_changed(values, {keys.CONTEXT: size}))]
+    sizes = [size for size in fitting if _is_sequence_cut(_apply(values, {keys.CONTEXT: size}))]
     if not sizes:
         return f"no context size would do on {count(nodes, 'node')} with these batch sizes"
     return f"context sizes that would do: {listed(sizes)}"
 
 
 def _is_sequence_cut(values: Values) -> bool:
-    # NeMo's answer: without tensor parallel there is a warning alone, whatever the context size.
+    # NeMo's answer: without tensor parallel, any context size yields only a warning.
     problems = (*rules.context_problems(values, "nemo"), *rules.sequence_parallel_problems(values, "nemo"))
     return not any(problem.severity is Severity.ERROR for problem in problems)
 
@@ -76,7 +81,7 @@ def _is_valid(values: Values, shape: ParallelConfig, tensor: int, pipeline: int,
     """Return True if tensor and pipeline sizes divide the world, the batch and the layers."""
     if shape.virtual is not None and pipeline == 1:
         return False
-    tried = _changed(values, _split(values, tensor, pipeline))
+    tried = _apply(values, _split(values, tensor, pipeline))
     return _fits(tried, nodes) and rules.layers_fit(tried)
 
 
@@ -86,7 +91,7 @@ def _micro_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | N
 
 
 def _global_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
-    """Suggest the nearest multiples of what all copies of the model take at a time."""
+    """Suggest the nearest multiples of one micro batch for all copies of the model."""
     step = shape.micro * shape.data(nodes) * (shape.group if shape.virtual is not None else 1)
     if step == 0:
         return None
@@ -98,8 +103,8 @@ def _global_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | 
 _Way = Callable[[Values, ParallelConfig, int], str | None]
 
 
-def _by_arithmetic(ways: Sequence[_Way], plan: Plan, _: Facts) -> str | None:
-    """Suggest other values of single sizes; None where the layout has no numbers."""
+def _suggest_sizes(ways: Sequence[_Way], plan: Plan, _: Facts) -> str | None:
+    """Suggest other values of single sizes; None if the layout has invalid sizes."""
     values = Values(plan.job.config or {})
     parallel = read_parallel_config(values)
     if parallel is None:
@@ -108,43 +113,43 @@ def _by_arithmetic(ways: Sequence[_Way], plan: Plan, _: Facts) -> str | None:
     return "\n".join(line for line in lines if line is not None)
 
 
-def _world(plan: Plan, facts: Facts) -> str:
-    """Suggest layouts that have room, and sizes that divide the world, of which many have none."""
-    numbers = _by_arithmetic([_sizes, _node_counts], plan, facts)
+def _suggest_world(plan: Plan, facts: Facts) -> str:
+    """Suggest layouts that have room, and sizes that divide the world, with or without room."""
+    numbers = _suggest_sizes([_sizes, _node_counts], plan, facts)
     alone = "by arithmetic alone, whether or not the memory is enough"
     return f"{would_fit(plan, facts)}\n{alone}:\n{numbers}"
 
 
 def would_fit(plan: Plan, facts: Facts) -> str:
-    """Return lines that name the nearest and the fastest layout that fit, or explain why none does.
+    """Name the nearest and the fastest layout that fit, or explain why none does.
 
-    Layouts whose memory is not counted are not named.
+    Layouts without an estimate of their memory are not named.
     """
     config = plan.job.config or {}
-    why = uncounted(Values(config)) if has_gpus(plan) else None
+    why = find_unsupported_feature(Values(config)) if has_gpus(plan) else None
     if why is not None:
         return f"no layout is suggested: {why}"
     search = LayoutSearch(plan, facts)
     nearest = search.nearest()
     if nearest is None:
-        halved = next(layout_search.best_with_half_gradients(plan, facts), None)
+        halved = next(layout_search.find_best_with_half_gradients(plan, facts), None)
         if halved is not None:
-            return f"would fit, with gradients in bf16: {_pasted(config, halved)}"
-        return why_none(search, layout_search.on_least_nodes(plan, facts))
-    lines = [f"would fit: {_pasted(config, nearest)}"]
+            return f"would fit, with gradients in bf16: {_format(config, halved)}"
+        return why_none(search, layout_search.search_least_nodes(plan, facts))
+    lines = [f"would fit: {_format(config, nearest)}"]
     fastest = next(search.best(), None)
     if fastest and fastest.seconds and nearest.seconds:
         saved = 1 - fastest.seconds / nearest.seconds
         if saved > 2 * layout_search.EQUAL_STEPS:
-            lines.append(f"would fit, with {saved:.0%} less time for a step: {_pasted(config, fastest)}")
-    halved = layout_search.own_with_half_gradients(search)
+            lines.append(f"would fit, with {saved:.0%} less time for a step: {_format(config, fastest)}")
+    halved = layout_search.find_own_with_half_gradients(search)
     if halved is not None:
-        lines.append(f"this layout would fit, with gradients in bf16: {_pasted(config, halved)}")
+        lines.append(f"this layout would fit, with gradients in bf16: {_format(config, halved)}")
     return "\n".join(lines)
 
 
 def why_none(search: LayoutSearch, more: Suggestion | None) -> str:
-    """Return lines that explain why nothing fits: the smallest layout, and the nodes on which one fits."""
+    """Explain why nothing fits: the smallest layout, and the nodes on which one fits."""
     job, smallest = search.plan.job, search.smallest
     if job.resources.is_elastic:
         counts = job.resources.node_counts
@@ -163,19 +168,19 @@ def why_none(search: LayoutSearch, more: Suggestion | None) -> str:
         )
     if more is None:
         return f"{message}\nnor on another number of nodes up to {keys.MOST_NODES}, as far as was searched"
-    return f"{message}\nwould fit on {count(more.nodes, 'node')}: {_pasted(job.config or {}, more)}"
+    return f"{message}\nwould fit on {count(more.nodes, 'node')}: {_format(job.config or {}, more)}"
 
 
-def _pasted(config: Mapping[str, Any], suggestion: Suggestion) -> str:
+def _format(config: Mapping[str, Any], suggestion: Suggestion) -> str:
     return " ".join(layout_search.overrides(config, suggestion)) or "the layout as it is"
 
 
-# By the id of a check: what would be valid instead, for its findings that name no remedy themselves.
+# Valid values by the id of a check, for its findings that name no remedy themselves.
 REMEDIES: Mapping[str, Callable[[Plan, Facts], str | None]] = {
-    "layout.world": _world,
-    "layout.context": partial(_by_arithmetic, [_contexts]),
-    "layout.experts": partial(_by_arithmetic, [_node_counts]),
-    "batch.global": partial(_by_arithmetic, [_global_batches, _micro_batches, _node_counts]),
-    "batch.interleaved": partial(_by_arithmetic, [_global_batches, _micro_batches, _node_counts]),
+    "layout.world": _suggest_world,
+    "layout.context": partial(_suggest_sizes, [_contexts]),
+    "layout.experts": partial(_suggest_sizes, [_node_counts]),
+    "batch.global": partial(_suggest_sizes, [_global_batches, _micro_batches, _node_counts]),
+    "batch.interleaved": partial(_suggest_sizes, [_global_batches, _micro_batches, _node_counts]),
     "memory.fits": would_fit,
 }

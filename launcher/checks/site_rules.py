@@ -1,4 +1,4 @@
-"""A site's own checks: files of rules in the directory `checks` of its tree, which hold no program."""
+"""A site's own checks: files of rules in the directory `checks` of its tree, which contain no code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from launcher.secrecy import hidden
 from launcher.slurm.notations import limit_seconds
 from launcher.stages.stage import stage_cluster
 
-# What a rule may be about: the keys of the configuration, as `slipway show` prints them, and the job's own.
+# The keys of rules: those of the configuration, as `slipway show` prints them, and the job's.
 _OF_JOB = ("stage", "engine", "nodes", "tasks", "time_limit", "image")
 _KEYS = (
     *RunConfig.model_fields,
@@ -52,7 +52,7 @@ class _Rule(StrictModel):
 
 
 class SiteRule(NamedTuple):
-    """A rule with the id of its check, its tree, and the file and line that it stands in."""
+    """A rule with the id of its check, its tree, and its file and line."""
 
     id: str
     tree: Path
@@ -61,14 +61,14 @@ class SiteRule(NamedTuple):
 
 
 def site_findings(draft: Draft, skipped: Sequence[str]) -> tuple[list[str], list[Finding]]:
-    """Return the ids of the site's checks that apply to a draft, and what they find."""
+    """Return the ids and the findings of the site's checks that apply to a draft."""
     all_rules, on_slurm = read_rules(draft.composition.config_dirs), draft.plan.scheduler != "local"
     values = _values(draft) if all_rules else {}
     rules = [
         each
         for each in all_rules
         if each.id not in skipped
-        # Local work is charged to nobody, and asks Slurm for nothing.
+        # Local work has no account, and requests nothing of Slurm.
         and (on_slurm or not _OF_SLURM.match(each.rule.key) or "cluster.scheduler" in each.rule.where)
         and all(set(_texts(_value(values, key))) & set(_texts(text)) for key, text in each.rule.where.items())
     ]
@@ -113,7 +113,7 @@ def _read(name: str, node: Any) -> _Rule:
         parts = key.split(".")
         if ".".join(parts[: 2 if parts[0] in ("job", "cluster") else 1]) not in _KEYS:
             hint = did_you_mean(key, _KEYS, MOST_KEYS)
-            raise UserError(f"{name}: {escape(key)}: there is no such key to check", hint=hint)
+            raise UserError(f"{name}: {escape(key)}: no such key to check", hint=hint)
     return rule
 
 
@@ -151,7 +151,7 @@ def _findings(site_rule: SiteRule, draft: Draft, values: Mapping[str, Any]) -> I
 
 
 def _spellings(key: str, value: Any) -> list[Any]:
-    """Return a value as a rule may know it: the path of an image's file, and where its links lead."""
+    """Return the spellings of a value: an image's path, and the target of its links."""
     if key not in _IMAGES or not str(value).startswith("/"):
         return [value]
     path = Path(f"/{value.lstrip('/')}")
@@ -159,14 +159,14 @@ def _spellings(key: str, value: Any) -> list[Any]:
 
 
 def _problem(rule: _Rule, value: Any) -> str | None:
-    """Return what is wrong with a value; null is wrong only if a value is required."""
+    """Return the mistake of a value; null is one only if a value is required."""
     if value in (None, "", [], {}):
         return "this site requires a value" if rule.required else None
     if rule.allowed is not None and set(_texts(value)) - set(_texts(rule.allowed)):
         return f"this site allows {', '.join(_texts(rule.allowed))}"
     items = value if isinstance(value, list) else [value]
     if rule.matches is not None and not all(re.fullmatch(rule.matches, str(item)) for item in items):
-        return f"this site allows what matches {rule.matches}"
+        return f"this site allows only values that match {rule.matches}"
     if rule.maximum is not None and not all(_number(item) <= _number(rule.maximum) for item in items):
         return f"this site allows at most {rule.maximum}"
     return None

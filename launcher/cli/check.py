@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checks.findings import Finding, Severity, warning
-from launcher.checks.gate import CheckReport, as_mistakes, check_drafts, show_to_scheduler
-from launcher.checks.registry import CHECKS, require_known, worst_first
+from launcher.checks.gate import CheckReport, check_drafts, convert_to_mistakes, show_to_scheduler
+from launcher.checks.registry import CHECKS, require_known, sort_by_severity
 from launcher.checks.rules.model import why_not_estimated
 from launcher.checks.rules.resources import GPUS
 from launcher.cli.estimate_views import (
@@ -109,7 +109,7 @@ def _report(report: CheckReport, skipped: Sequence[str], *, only_plan: bool) -> 
     plan, facts = report.draft.plan, report.facts
     applied = [check.id for check in CHECKS if (check.has_facts if only_plan else check.is_applicable)(facts)]
     applied += report.of_site
-    mistakes = as_mistakes(report.draft, report.findings)
+    mistakes = convert_to_mistakes(report.draft, report.findings)
     findings = [
         replace(finding, source=mistake.source)
         for finding, mistake in zip(report.findings, mistakes, strict=True)
@@ -120,7 +120,7 @@ def _report(report: CheckReport, skipped: Sequence[str], *, only_plan: bool) -> 
         gpu, key = counted.gpu.name, "cluster.gpu"
         assumed = warning(key, None, f"the estimates assume {gpu}", f"{key}={gpu}")
         findings.append(replace(assumed, id=GPUS))
-    return StageReport(report.draft, estimates, applied, worst_first(findings))
+    return StageReport(report.draft, estimates, applied, sort_by_severity(findings))
 
 
 def _draw(path: Path, stages: Sequence[StageReport]) -> bool:

@@ -17,7 +17,7 @@ from launcher.monitor.polling import StatusPoller
 from launcher.monitor.run_status import StatusRow, as_table, collect_status, missing_run
 from launcher.monitor.watching import watch
 from launcher.runs.paths import display_path
-from launcher.slurm.states import State, worst_exit_code
+from launcher.slurm.states import State, choose_exit_code
 from launcher.sweeps.record import sweeps_in
 from launcher.ui.tables import print_table
 from launcher.ui.terminal import print_json, print_message, print_stderr
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
             print_message(f"a sweep of {count} points: slipway sweep --results {where}")
     states = [row.state for row in rows]
     if args.exit_code:
-        return worst_exit_code(states)
+        return choose_exit_code(states)
     return NOT_KNOWN if State.UNKNOWN in states else DONE
 
 
@@ -134,7 +134,7 @@ def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
     except KeyboardInterrupt:
         print_stderr("stopped watching; the jobs continue")
         return WATCHING_ENDED
-    return worst_exit_code(last.states)
+    return choose_exit_code(last.states)
 
 
 def _count_unreadable(base: Path) -> int:

@@ -15,10 +15,10 @@ from launcher.checks.layout_search import (
     GRADIENTS,
     LayoutSearch,
     Suggestion,
-    best_with_half_gradients,
-    on_least_nodes,
+    find_best_with_half_gradients,
+    find_own_with_half_gradients,
     overrides,
-    own_with_half_gradients,
+    search_least_nodes,
 )
 from launcher.checks.registry import CHECKS, run_checks
 from launcher.checks.remedies import why_none
@@ -28,9 +28,9 @@ from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, read_request
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
-from launcher.estimates.parallelism import NODES, Recompute, with_changes
+from launcher.estimates.parallelism import NODES, Recompute, apply_changes
 from launcher.estimates.speed import NOT_TIMED
-from launcher.estimates.training import uncounted
+from launcher.estimates.training import find_unsupported_feature
 from launcher.estimates.values import Values, count, gib
 from launcher.plan import Plan
 from launcher.ui.tables import Line, print_lines, print_listing, print_styled
@@ -82,13 +82,13 @@ def run(args: argparse.Namespace) -> int:
     # A model without its sizes has no layout.
     others = [check.id for check in CHECKS if not check.id.startswith(_SIZES)]
     refuse(launch, run_checks(launch.plan, facts, others))
-    why = uncounted(Values(launch.plan.job.config)) if has_gpus(launch.plan) else None
+    why = find_unsupported_feature(Values(launch.plan.job.config)) if has_gpus(launch.plan) else None
     if why is not None:
         raise UserError(f"{why}; layouts of unknown memory are not ranked")
     search = LayoutSearch(launch.plan, facts)
     suggestions = _filter_accepted(launch, search, args.top)
-    suggestions = suggestions or list(islice(best_with_half_gradients(launch.plan, facts), args.top))
-    more = None if suggestions else on_least_nodes(launch.plan, facts)
+    suggestions = suggestions or list(islice(find_best_with_half_gradients(launch.plan, facts), args.top))
+    more = None if suggestions else search_least_nodes(launch.plan, facts)
     if args.json:
         print_json(_content(launch, search, suggestions, more))
     else:
@@ -119,7 +119,7 @@ def _filter_accepted(launch: Draft, search: LayoutSearch, top: int) -> list[Sugg
     smallest = search.smallest if not offered else None
     config = plan.job.config or {}
     candidates = (*offered, *([smallest] if smallest else []))
-    configs = [with_changes(config, candidate.changes) for candidate in candidates]
+    configs = [apply_changes(config, candidate.changes) for candidate in candidates]
     tried = [replace(plan, job=replace(plan.job, config=changed)) for changed in configs]
     own, *verdicts = trainer_verdicts([plan, *tried])
     if own and verdicts and all(verdict == own for verdict in verdicts):
@@ -216,7 +216,7 @@ def _heading(plan: Plan, search: LayoutSearch, fastest: float | None) -> Iterato
     of = f"of the {gib(search.limit)} GiB that a layout may take of {gib(gpu.memory)}"
     verdict = ("fits", "green") if fits else ("does not fit", "bold red")
     yield ("your layout ", ""), verdict, (f": {total} GiB on stage {own.fullest.stage}, {of}{step}", "")
-    halved = own_with_half_gradients(search) if not fits else None
+    halved = find_own_with_half_gradients(search) if not fits else None
     if halved is not None:
         (pasted,) = overrides(plan.job.config or {}, halved)
         yield ("your layout would fit with gradients in bf16: ", ""), (pasted, "green")

@@ -16,7 +16,7 @@ from launcher.cli.requests import add_no_check, this_command
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, UserError, escape, worst_code
 from launcher.runs.paths import display_path
-from launcher.slurm.states import State, worst_exit_code
+from launcher.slurm.states import State, choose_exit_code
 from launcher.sweeps.record import broken_records, find_sweep
 from launcher.ui.tables import print_code, print_listing, print_table
 from launcher.ui.terminal import print_json, print_message, print_stderr
@@ -192,5 +192,5 @@ def _show_results(args: argparse.Namespace, directory: Path) -> int:
         print_message(failure)
     codes = [NOT_KNOWN] if broken_records(directory) else []
     if args.wait:
-        return worst_code([worst_exit_code(results.states), *codes])
+        return worst_code([choose_exit_code(results.states), *codes])
     return NOT_KNOWN if codes or State.UNKNOWN in results.states else DONE

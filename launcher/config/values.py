@@ -20,7 +20,7 @@ from launcher.slurm.queue_flags import Option as Option
 from launcher.slurm.queue_flags import Text as Text
 from launcher.slurm.queue_flags import Whole as Whole
 from launcher.slurm.queue_flags import as_text, as_whole
-from launcher.slurm.sbatch_options import check_array, checked_name, checked_plugin_name, key_hint
+from launcher.slurm.sbatch_options import check_array, check_plugin_name, checked_name, key_hint
 from slipway.common.sections import one_line
 
 # How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
@@ -204,7 +204,7 @@ Flags = Annotated[
     AfterValidator(_check_flag_array),
 ]
 PluginFlags = dict[
-    Annotated[Line, AfterValidator(checked_plugin_name)],
+    Annotated[Line, AfterValidator(check_plugin_name)],
     Annotated[bool | str | None, BeforeValidator(_flag_value)],
 ]
 UniqueOutputDir = Annotated[bool, BeforeValidator(_unique_output_dir)]

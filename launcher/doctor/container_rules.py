@@ -1,4 +1,4 @@
-"""Rules about Slurm, Pyxis and Enroot: pure functions of what was gathered."""
+"""Rules about Slurm, Pyxis and Enroot: pure functions of the gathered facts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def enroot_lines(
     yield _program(machine, enroot, needed, is_node)
     yield _runtime(machine.places["enroot runtime"], needed)
     yield _data(machine.places["enroot data"], needed, image)
-    if not is_node or image is None or image.path is None:  # a node that is given a file imports nothing
+    if not is_node or image is None or image.path is None:  # nodes do not import an image file
         yield _cache(machine.places["enroot cache"])
         yield _temp(machine.places["enroot temp"])
     yield _mqueue(machine, enroot, needed)
@@ -62,12 +62,12 @@ def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> F
     lacking = [name for name in _CALLS if name not in tools]
     lacking_to_start = [name for name in lacking if name in _STARTS]
     if is_node and lacking_to_start:
-        text += f"; {_listed(lacking_to_start)} missing: containers cannot be started"
-        return missing("enroot", text, "install what is missing on the nodes", needed=needed)
+        text += f"; {_join_names(lacking_to_start)} missing: containers cannot be started"
+        return missing("enroot", text, f"install {' '.join(lacking_to_start)} on the nodes", needed=needed)
     if lacking and not is_node:
         fix = f"install {' '.join(lacking)}; or leave imports to skopeo and umoci"
         return warning(
-            "enroot", f"{text}; {_listed(lacking)} missing: images cannot be imported", fix, needed=needed
+            "enroot", f"{text}; {_join_names(lacking)} missing: images cannot be imported", fix, needed=needed
         )
     return ok("enroot", text, needed=needed)
 
@@ -75,7 +75,7 @@ def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> F
 def _directory(
     what: str, place: Directory, needed: bool, troubles: Sequence[tuple[bool, Severity, str]], fix: str
 ) -> Finding:
-    """Return the line of a directory, with the first of the `troubles` that it has, by how bad that is."""
+    """Return the line of a directory, with the first of the `troubles` that holds."""
     mounted = "" if place.path == place.point else f", mounted at {place.point}"
     text = f"{place.path} ({place.kind}{mounted})"
     for is_so, severity, trouble in troubles:
@@ -88,15 +88,15 @@ def _is_small(place: Directory, room: int) -> bool:
     return place.free is not None and place.free < room
 
 
-def _no_write(place: Directory) -> str:
+def _describe_no_write(place: Directory) -> str:
     return f"you may not write to {place.there}"
 
 
 def _runtime(place: Directory, needed: bool) -> Finding:
-    setting = "ENROOT_RUNTIME_PATH in enroot.conf: a directory of this machine's own"
+    setting = "ENROOT_RUNTIME_PATH in enroot.conf: a local directory"
     is_full = place.writable and _is_small(place, 2**20)
     troubles = (
-        (not place.writable, Severity.MISSING, f"{_no_write(place)}, and Enroot does not start"),
+        (not place.writable, Severity.MISSING, f"{_describe_no_write(place)}, and Enroot does not start"),
         (is_full, Severity.MISSING, "full"),
         (not place.is_local, Severity.WARNING, "shared; nodes get in each other's way"),
     )
@@ -111,7 +111,7 @@ def _data(place: Directory, needed: bool, image: Image | None) -> Finding:
     whose = "the image" if size is not None else "an image of a framework"
     room = f"{whose} takes about {memory_text(unpacked)} unpacked"
     troubles = (
-        (not place.writable, Severity.MISSING, f"{_no_write(place)}, and no image can be unpacked"),
+        (not place.writable, Severity.MISSING, f"{_describe_no_write(place)}, and no image can be unpacked"),
         (not place.is_local, Severity.WARNING, "shared; every node unpacks the image there, and removes it"),
         (_is_small(place, unpacked), Severity.WARNING, room),
         (place.is_memory, Severity.WARNING, "images take the machine's memory"),
@@ -121,10 +121,9 @@ def _data(place: Directory, needed: bool, image: Image | None) -> Finding:
 
 
 def _cache(place: Directory) -> Finding:
-    """Report the directory of downloaded layers."""
     is_small = place.is_memory or _is_small(place, _CACHE_ROOM)
     troubles = (
-        (not place.writable, Severity.WARNING, _no_write(place)),
+        (not place.writable, Severity.WARNING, _describe_no_write(place)),
         (is_small, Severity.WARNING, f"an image's layers take {memory_text(_CACHE_ROOM)} and more"),
     )
     fix = "ENROOT_CACHE_PATH: a directory with room; your home's quota is soon full"
@@ -135,7 +134,7 @@ def _temp(place: Directory) -> Finding:
     """Report the directory in which an import puts layers together."""
     room = f"an import of a framework's image takes about {memory_text(_USUAL_ROOM)} there"
     troubles = (
-        (not place.writable, Severity.WARNING, _no_write(place)),
+        (not place.writable, Severity.WARNING, _describe_no_write(place)),
         (place.is_memory, Severity.WARNING, "imports take the machine's memory"),
         (_is_small(place, _USUAL_ROOM), Severity.WARNING, room),
         (not place.is_local, Severity.WARNING, "shared, and slow"),
@@ -150,7 +149,7 @@ def stage_lines(node: Machine, image: Image | None) -> Iterator[Finding]:
     if place is None or image is None or image.path is None:
         return
     troubles = (
-        (not place.writable, Severity.WARNING, _no_write(place)),
+        (not place.writable, Severity.WARNING, _describe_no_write(place)),
         (not place.is_local, Severity.WARNING, "on a shared file system: no speed-up"),
         (
             image.size is not None and _is_small(place, image.size),
@@ -176,10 +175,10 @@ def _mqueue(machine: Machine, enroot: Enroot, needed: bool) -> Finding:
 def _hooks(machine: Machine, enroot: Enroot, image: Image | None, needed: bool) -> Finding:
     what, has_gpus = "enroot.hooks", machine.gpus is not None and bool(machine.gpus.names)
     if has_gpus and _NVIDIA_HOOK not in enroot.hooks:
-        text, fix = f"no {_NVIDIA_HOOK}: containers see none of the GPUs", "put it into hooks.d"
+        text, fix = f"no {_NVIDIA_HOOK}: containers do not see the GPUs", "put it into hooks.d"
         return missing(what, text, f"it is in Enroot's conf/hooks: {fix}", needed=needed)
     if _NVIDIA_HOOK in enroot.hooks and "nvidia-container-cli" not in machine.tools:
-        fault = "calls nvidia-container-cli, which is not there"
+        fault = "calls nvidia-container-cli, which is missing"
         if has_gpus:
             text = f"{_NVIDIA_HOOK} {fault}: containers do not start"
             return missing(what, text, _GPU_TOOLS, needed=needed)
@@ -187,7 +186,7 @@ def _hooks(machine: Machine, enroot: Enroot, image: Image | None, needed: bool) 
             text = f"the image has NVIDIA_VISIBLE_DEVICES={image.devices}, for which {_NVIDIA_HOOK} {fault}"
             return missing(what, f"{text}: the image does not start", WITHOUT_GPU_TOOLS, needed=needed)
     names = [name for name in (_NVIDIA_HOOK, _PYTORCH_HOOK) if name in enroot.hooks]
-    text = f"{len(enroot.hooks)} hooks{', with ' + _listed(names) if names else ''}"
+    text = f"{len(enroot.hooks)} hooks{', with ' + _join_names(names) if names else ''}"
     if _PYTORCH_HOOK not in enroot.hooks:
         text += f"; no {_PYTORCH_HOOK}, which Slipway's jobs do not need"
     return ok(what, text)
@@ -213,13 +212,13 @@ def _namespaces(machine: Machine, needed: bool) -> Finding:
     if not troubles or machine.uid == 0:
         return ok(what, f"root may; others may not: {reasons}" if troubles else "allowed")
     if "apparmor_restrict_unprivileged_userns=1" in reasons:
-        # A profile of Enroot's cannot be told from here: it is for the program, not for us.
+        # Whether Enroot has an AppArmor profile cannot be detected here.
         fix = f"as root: {steps}; or Enroot's AppArmor profile, which may be there already"
         return warning(what, f"not allowed: {reasons}", fix, needed=needed)
     return missing(what, f"not allowed: {reasons}", f"as root: {steps} ({_REQUIREMENTS})", needed=needed)
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -250,11 +249,11 @@ def _accounting(kind: str) -> Finding:
         return ok(what, kind)
     text = "sacct has no records; how a job ended is known only from the files that it left"
     fix = f"{_ASK} AccountingStorageType=accounting_storage/slurmdbd"
-    return warning(what, f"{_plain(kind)}: {text}", fix)
+    return warning(what, f"{_format_kind(kind)}: {text}", fix)
 
 
 def _select(kind: str, parameters: str) -> Finding:
-    what, text = "slurm.select", f"{_plain(kind)} {parameters}".strip()
+    what, text = "slurm.select", f"{_format_kind(kind)} {parameters}".strip()
     if kind.endswith("cons_tres"):
         return ok(what, text)
     flags = "--gpus-per-node and --gpus-per-task are not taken"
@@ -264,7 +263,7 @@ def _select(kind: str, parameters: str) -> Finding:
 
 
 def _cgroups(track: str, tasks: str) -> Finding:
-    what, text, effects = "slurm.cgroups", f"{_plain(track)}, {_plain(tasks)}", []
+    what, text, effects = "slurm.cgroups", f"{_format_kind(track)}, {_format_kind(tasks)}", []
     if not track.endswith("cgroup"):
         effects.append("a process that leaves its group outlives its job")
     if "task/cgroup" not in tasks:
@@ -302,7 +301,7 @@ def pyxis_line(slurm: ClusterFacts, needs: Requirements, this_machine: Machine) 
         return unknown(what, text, needed=needed)
     if at.at:
         text = f"srun does not take --container-image, although plugstack.conf has Pyxis{line}"
-        gone = f"{at.plugin} is not there" if at.there is False else "`srun --help` says why it is not loaded"
+        gone = f"{at.plugin} is missing" if at.there is False else "`srun --help` says why it is not loaded"
         return missing(what, text, f"{gone}: it is built for one release of Slurm", needed=needed)
     fix = (
         f"{_PYXIS}; without it: container_options.runtime=apptainer, or container=null" if needed else _PYXIS
@@ -311,12 +310,11 @@ def pyxis_line(slurm: ClusterFacts, needs: Requirements, this_machine: Machine) 
 
 
 def pyxis_node_lines(node: Machine, needs: Requirements, image: Image | None) -> Iterator[Finding]:
-    """Report Pyxis on a node."""
     if not needs.enroot:
         return
     at, place = node.plugstack, node.places.get("pyxis runtime")
     if at.there is False:
-        text = f"{at.at}: {at.plugin} is not there"
+        text = f"{at.at}: {at.plugin} is missing"
         yield missing("pyxis.plugin", text, f"install it on this node: {_PYXIS}", needed=True)
     elif at.at:
         yield ok("pyxis.plugin", f"{at.at}: {at.plugin}", needed=True)
@@ -330,5 +328,5 @@ def pyxis_node_lines(node: Machine, needs: Requirements, image: Image | None) ->
         yield ok("pyxis.runtime", text, free=place.free)
 
 
-def _plain(kind: str) -> str:
+def _format_kind(kind: str) -> str:
     return kind if kind and kind != "(null)" else "none"

@@ -1,4 +1,4 @@
-"""Examination of this machine, a cluster and its nodes for a launch: facts are gathered, then judged."""
+"""Examine this machine, a cluster and its nodes for a launch: gather facts, then judge them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OLDEST_PYTHON = ".".join(map(str, OLDEST_PYTHON))
 _INSTALL_PYTHON = f"install python3, {_OLDEST_PYTHON} or newer, on the nodes"
 _DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _PYXIS_RUNTIME_PATH = "/run/pyxis"  # Pyxis' config.c
-# The parts of the facts about the cluster that the rules are about.
+# The parts of the facts about the cluster that the rules use.
 _ASKED = ("settings", "partitions", "nodes", "pyxis")
 _REGISTRY_PATIENCE_SECONDS = 20.0
 # Pyxis keeps these variables of a job from Enroot: `enroot_deny_env` in its pyxis_slurmstepd.c.
@@ -55,9 +55,9 @@ _ENROOT_MACHINE = re.compile(r"^\s*machine\s+(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The facts that the rules are functions of.
+    """The input of the rules.
 
-    `trainer` has the findings about the tasks' interpreter; it is None if the launch uses none.
+    `trainer` has the findings about the tasks' interpreter; it is None if the launch runs another program.
     """
 
     needs: Requirements
@@ -76,23 +76,23 @@ class Examination:
 def examine(
     draft: Draft, *, image: str | None, count: int, patience: float, starts: bool = False
 ) -> tuple[str, list[Finding]]:
-    """Examine this machine, the cluster and `count` of its nodes for everything that a launch needs.
+    """Examine this machine, the cluster and `count` of its nodes for the needs of a launch.
 
     Return the name of this machine, and the findings.
 
-    `image` is another one than the launch's own, and `patience` the seconds to wait for the nodes. Raise
-    UserError if `image` is no image's name, or Pyxis does not start it, or there are too few nodes.
+    `image` replaces the launch's own; `patience` are the seconds to wait for the nodes. Raise UserError if
+    `image` is not an image's name, or Pyxis does not start it, or the cluster has too few nodes.
     """
     plan, config_dirs = draft.plan, draft.composition.config_dirs
     read_rules(config_dirs)  # a mistake in one stops each launch
     needs = needs_of(plan)
     name = image or (plan.job.container.image if plan.job.container is not None and needs.image else None)
     key = "--image" if image else "container"
-    chosen = image_named(name, key) if name is not None else None
+    chosen = resolve_image(name, key) if name is not None else None
     if chosen is not None:
         # The GPUs of the launch come in place of the image's own.
         chosen = replace(chosen, devices=plan.job.environment.get(_DEVICES, chosen.devices))
-    startable = _startable(needs, chosen) if starts else None
+    startable = _require_startable(needs, chosen) if starts else None
     slurm = ask_cluster(plan, _ASKED) if plan.scheduler != "local" else None
     settings = slurm.settings.values if slurm is not None and slurm.settings is not None else {}
     plugstack = settings.get("PlugStackConfig")
@@ -131,10 +131,10 @@ def examine(
     return machine.host, apply_rules(examination)
 
 
-def _startable(needs: Requirements, image: Image | None) -> str:
+def _require_startable(needs: Requirements, image: Image | None) -> str:
     """Return the image's name for Pyxis; refuse one that Pyxis does not start."""
     if image is None or not needs.enroot:
-        text = "nothing that Pyxis would start: the launch has no container, or another runtime"
+        text = "no image for Pyxis to start: the launch has no container, or another runtime"
         raise UserError(f"--start: {text}", hint="container=/images/nemo.sqsh, or another file or reference")
     if image.for_pyxis is None:
         text = f"--start: {image.name}: nodes cannot fetch it by themselves"
@@ -143,7 +143,6 @@ def _startable(needs: Requirements, image: Image | None) -> str:
 
 
 def apply_rules(examination: Examination) -> list[Finding]:
-    """Return the report of what was gathered."""
     reports: list[tuple[str, Iterable[Finding]]] = [("here", _examine_this_machine(examination))]
     answers = examination.answers
     if answers is not None:
@@ -162,7 +161,7 @@ def apply_rules(examination: Examination) -> list[Finding]:
         if answers.silent:
             why = answers.why or "srun gives no reason"
             text = f"{answers.silent} of {answers.requested} did not answer: {why}"
-            fix = "sinfo tells what is free; cluster.partition=..."
+            fix = "sinfo shows free nodes; cluster.partition=..."
             reports.append(("silent", [unknown("nodes", text, fix, needed=True)]))
     elif examination.needs.scheduler != "local":
         fix = "slipway doctor --nodes 1, or as many as a launch has"
@@ -197,7 +196,7 @@ def _examine_node(node: Machine, examination: Examination) -> Iterator[Finding]:
         yield from containers.pyxis_node_lines(node, needs, image)
         if needs.enroot:
             yield from containers.enroot_lines(node, needs, image, is_node=True)
-        yield tools.mounting(node, is_node=True)
+        yield tools.mount_line(node, is_node=True)
         yield from containers.stage_lines(node, image)
     line = tools.apptainer_line(node, needs, is_node=True)
     if line is not None:
@@ -214,7 +213,7 @@ def _job_python(answer: str | None) -> Finding:
     """Report the Python of a node, version and path, which runs the supervisor of a job."""
     what, (version, _, path) = "python", (answer or "").partition(" ")
     if tuple(int(part) for part in version.split(".") if part.isdecimal()) >= OLDEST_PYTHON:
-        return ok(what, f"{version} ({path}), which keeps jobs", needed=True)
+        return ok(what, f"{version} ({path}), which supervises jobs", needed=True)
     text = "no Python 3: the job supervisor cannot run on this node"
     if version:
         text = f"{path} is {version}: a job's supervisor needs {_OLDEST_PYTHON}"
@@ -225,7 +224,6 @@ def _job_python(answer: str | None) -> Finding:
 
 
 def needs_of(plan: Plan) -> Requirements:
-    """Return the things that a launch cannot do without."""
     has_image = plan.job.container is not None and plan.scheduler != "local"
     return Requirements(
         scheduler=plan.scheduler,
@@ -242,7 +240,7 @@ def environment_here(plan: Plan) -> dict[str, str]:
 
 
 def environment_of(plan: Plan) -> dict[str, str]:
-    """Return the variables of the job that Enroot and its hooks read on a node, beside the user's."""
+    """Return the user's variables, and those of the job that Enroot and its hooks read on a node."""
     read = ("ENROOT_", "NVIDIA_")
     own = {name: value for name, value in plan.job.environment.items() if name.startswith(read)}
     together = {**environment_here(plan), **own}
@@ -256,7 +254,7 @@ def probe_request(
     files: Iterable[str] = (),
     stage: str | None = None,
 ) -> dict[str, dict[str, str]]:
-    """Return the request of a probe; `pyxis` are the options of Pyxis, None leaves its directory out."""
+    """Return the request of a probe; `pyxis` are the options of Pyxis, None omits its directory."""
     request = {"files": {file: file for file in files}, "places": {}, "plugstack": {}}
     if plugstack:
         request["plugstack"]["slurm"] = plugstack
@@ -267,7 +265,7 @@ def probe_request(
     return request
 
 
-def image_named(name: str, key: str) -> Image:
+def resolve_image(name: str, key: str) -> Image:
     """Return the image of a name, from its file or its registry; raise UserError if it is no image's name."""
     from launcher.images.references import Kind, Reference, contents_of_reference
     from launcher.images.resolve import contents_of_file
@@ -276,12 +274,12 @@ def image_named(name: str, key: str) -> Image:
     image = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
     if reference.kind is Kind.SQUASHFS:
         known = contents_of_file(reference.path)
-        return _with_file(replace(image, path=str(reference.path), contents=known))
+        return _add_file(replace(image, path=str(reference.path), contents=known))
     image = replace(image, contents=contents_of_reference(reference))
-    return _with_registry(image, reference.for_skopeo)
+    return _add_registry(image, reference.for_skopeo)
 
 
-def _with_file(image: Image) -> Image:
+def _add_file(image: Image) -> Image:
     from launcher.images.inspecting import inspect
 
     assert image.path is not None
@@ -292,12 +290,12 @@ def _with_file(image: Image) -> Image:
     except OSError as error:
         return replace(image, why=(error.strerror or str(error)).lower())
     environment = dict(pair.partition("=")[::2] for pair in content.config.env)
-    image = replace(_with_cuda(image, environment), size=content.size)
-    # Without unsquashfs there is the record beside it, or nothing.
+    image = replace(_add_cuda(image, environment), size=content.size)
+    # Without unsquashfs only the record of the file is left, if any.
     return image if environment else replace(image, why=next(iter(content.notes), None))
 
 
-def _with_registry(image: Image, name: str | None) -> Image:
+def _add_registry(image: Image, name: str | None) -> Image:
     if name is None:
         return replace(image, why="its contents are read when it is imported")
     try:
@@ -315,10 +313,10 @@ def _with_registry(image: Image, name: str | None) -> Image:
         variables = json.loads(answer.stdout)["config"].get("Env") or []
     except (ValueError, KeyError, TypeError, AttributeError):
         return replace(image, why="the registry's answer cannot be read")
-    return _with_cuda(image, dict(str(pair).partition("=")[::2] for pair in variables))
+    return _add_cuda(image, dict(str(pair).partition("=")[::2] for pair in variables))
 
 
-def _with_cuda(image: Image, environment: Mapping[str, str]) -> Image:
+def _add_cuda(image: Image, environment: Mapping[str, str]) -> Image:
     return replace(
         image,
         cuda=environment.get("CUDA_VERSION") or None,
@@ -330,7 +328,7 @@ def _with_cuda(image: Image, environment: Mapping[str, str]) -> Image:
 
 def credentials() -> list[Credentials]:
     """Return the files of credentials that Enroot, docker, podman and skopeo read, with registries alone."""
-    home = Path(os.environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - there may be none
+    home = Path(os.environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - home may be unknown
     docker = Path(os.environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
     named, runtime = os.environ.get("REGISTRY_AUTH_FILE"), os.environ.get("XDG_RUNTIME_DIR")
     podman = [Path(named)] if named else []
@@ -383,7 +381,7 @@ def version_of(name: str) -> str | None:
 
 
 def trainer_findings(draft: Draft, needs: Requirements) -> list[Finding] | None:
-    """Return the findings about the tasks' interpreter; None if the launch uses none."""
+    """Return the findings about the tasks' interpreter; None if the launch runs another program."""
     if not needs.trainer:
         return None
     # The launch itself reports other errors, such as an allocation that is too small.

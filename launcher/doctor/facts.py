@@ -70,11 +70,11 @@ class Plugstack:
 class Machine:
     """A machine, as `probe` reports it.
 
-    `tools` are the versions of programs, None where that is unknown. `job_python` is version and path of the
-    Python that keeps jobs; None where there is none, empty where it was not looked for. `docker_daemon` is
-    the version of the daemon that answers, or its error after a ``!``; None without docker. `no_namespaces`
-    is the error of unshare where the user may not have namespaces; `subordinate_ids` is True if the user has
-    ids for the other users of an image. `files` has the sizes of the requested files, None for a missing one.
+    `tools` are the versions of programs, None if unknown. `job_python` is version and path of the Python that
+    supervises jobs; None if missing, empty if not examined. `docker_daemon` is the version of the daemon that
+    answers, or its error after a ``!``; None without docker. `no_namespaces` is the error of unshare if the
+    user may not have namespaces; `subordinate_ids` is True if the user has ids for the other users of an
+    image. `files` has the sizes of the requested files, None for a missing one.
     """
 
     host: str
@@ -110,10 +110,10 @@ class Image:
 
     `size` is that of its squashfs in bytes, None if it is in a registry; `for_pyxis` its name for Pyxis, None
     if nodes cannot fetch it. Of its environment `cuda` is ``CUDA_VERSION``, the release of its build;
-    `compat_driver` ``CUDA_DRIVER_VERSION``, the driver whose libraries NVIDIA's images carry for older ones;
+    `compat_driver` ``CUDA_DRIVER_VERSION``, the driver with libraries in NVIDIA's images for older drivers;
     `requires` ``NVIDIA_REQUIRE_CUDA``, which nvidia-container-cli checks the driver against; `devices`
     ``NVIDIA_VISIBLE_DEVICES`` of the launch, else of the image: the GPUs that Enroot brings into the
-    container. `contents` are those that its name, or the record beside it, names.
+    container. `contents` are those that its name or its record names.
     """
 
     name: str
@@ -146,10 +146,10 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Things that a launch cannot do without.
+    """The requirements of a launch.
 
-    `trainer` is True if its tasks run our trainer on the nodes' own Python; `engine` is the one whose
-    programs the image must have, None if the launch brings them, or has no image.
+    `trainer` is True if its tasks run our trainer on the nodes' own Python; the image must have the
+    programs of `engine`, None if the launch brings them, or has no image.
     """
 
     scheduler: str = "slurm"

@@ -1,4 +1,4 @@
-"""Examination of compute nodes by a job of a few seconds, which runs the probe once on each of them."""
+"""Examine compute nodes by a job of a few seconds, which runs the probe once on each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from launcher.slurm.commands import WITHOUT_SLURM, error_text
 from launcher.slurm.queue_flags import CHOOSING_NODES
 
 _MINUTES = 5
-_MEMORY = "500M"  # where memory is shared out, the default may be all that a node has
+_MEMORY = "500M"  # the default may be the whole memory of a node
 _ENDING_SECONDS = 15.0
 
 # Any Python will do: the launcher's own, where it is shared, or the system's. `$2` is the probe.
@@ -55,7 +55,7 @@ _PYXIS_SAYS_NOTHING = (
 class Answers:
     """The answers of nodes.
 
-    `unprobed` names nodes without any Python to look with, and `started` those where the image started; it is
+    `unprobed` names nodes without any Python to run the probe; `started` those on which the image started,
     None if that was not tried.
     """
 
@@ -69,7 +69,7 @@ class Answers:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the nodes that were examined."""
-        return tuple(sorted((*(machine.host for machine in self.machines), *self.unprobed), key=_natural))
+        return tuple(sorted((*(machine.host for machine in self.machines), *self.unprobed), key=_sort_key))
 
     @property
     def silent(self) -> int:
@@ -80,13 +80,13 @@ class Answers:
 def look(
     plan: Plan, count: int, request: Mapping[str, Any], environment: Mapping[str, str], patience: float
 ) -> Answers:
-    """Run the probe on some nodes, once on each, where a launch would run; raise UserError without a Slurm.
+    """Run the probe once on each of some nodes of a launch; raise UserError without a Slurm.
 
     `patience` are the seconds to wait for nodes and their answers.
     """
     if plan.scheduler == "local":
         text = f"--nodes {count}: cluster.scheduler=local has no other machines"
-        raise UserError(text, key="cluster.scheduler", hint="without --nodes this machine is looked at")
+        raise UserError(text, key="cluster.scheduler", hint="without --nodes this machine is examined")
     source = Path(probe.__file__).read_text(encoding="utf-8")
     command = ["sh", "-c", _START, "sh", sys.executable, source, json.dumps(request), probe.MARK]
     out, why = _run(plan, count, command, environment, patience)
@@ -97,8 +97,8 @@ def look(
             machines.append(machine_of(content))
         except ValueError:
             why = why or f"{content.get('host')}: its answer cannot be read"
-    machines.sort(key=lambda machine: _natural(machine.host))
-    return Answers(count, tuple(machines), tuple(sorted(unprobed, key=_natural)), why)
+    machines.sort(key=lambda machine: _sort_key(machine.host))
+    return Answers(count, tuple(machines), tuple(sorted(unprobed, key=_sort_key)), why)
 
 
 def start(
@@ -106,19 +106,19 @@ def start(
 ) -> tuple[tuple[str, ...], str | None]:
     """Start an image through Pyxis, once on each of some nodes, which are named or counted.
 
-    Return the nodes where it started, and the reason why it did not on others.
+    Return the nodes on which it started, and the reason why it did not on others.
     """
     command = [f"--container-image={image}", *plan.job.srun_args, "sh", "-c", _STARTED, "sh", probe.MARK]
-    # A large image takes its time, which the user grants with more patience.
+    # A large image takes long: the user raises the patience.
     minutes = max(_MINUTES, math.ceil(patience / 60))
-    out, why = _run(plan, nodes, command, environment, patience, minutes=minutes, tell=pyxis_words)
+    out, why = _run(plan, nodes, command, environment, patience, minutes=minutes, explain=pyxis_words)
     lines = [line.split(" ") for line in out.splitlines()]
     names = {line[1] for line in lines if len(line) == 2 and line[0] == probe.MARK}
-    return tuple(sorted(names, key=_natural)), why
+    return tuple(sorted(names, key=_sort_key)), why
 
 
 def pyxis_words(stderr: str) -> str:
-    """Return the errors of Pyxis and Enroot, once for all nodes; all of stderr if there are none."""
+    """Return the errors of Pyxis and Enroot, once for all nodes; all of stderr without such errors."""
     lines = [match[1].strip() for line in stderr.splitlines() if (match := _PYXIS_SAYS.search(line))]
     errors = [line for line in dict.fromkeys(lines) if line and not line.endswith(_PYXIS_SAYS_NOTHING)]
     return "; ".join(line for line in errors if not _PYXIS_CHILD.fullmatch(line)) or error_text(stderr)
@@ -132,30 +132,28 @@ def _run(
     patience: float,
     *,
     minutes: int = _MINUTES,
-    tell: Callable[[str], str] = error_text,
+    explain: Callable[[str], str] = error_text,
 ) -> tuple[str, str | None]:
     """Run a command once on each of some nodes; return its output, and the error if it fails."""
     name = f"slipway-doctor-{new_tag()}"
     count = nodes if isinstance(nodes, int) else len(nodes)
     step = [*srun_command(plan, nodes, name, minutes), *command]
     # A closed terminal, or a signal, leaves no job in the queue either.
-    with ending_cleanly(), _started_step(step, environment, count) as process:
+    with ending_cleanly(), _start_step(step, environment, count) as process:
         try:
             out, err = process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             out, err = _end(process, name, environment)
             why = f"no answer within {patience:g} s; longer: --patience {2 * patience:g}"
-            message = _before_the_end(err)
+            message = _keep_earlier_messages(err)
             return out, f"{why} ({message})" if message else why
         except BaseException:
             _end(process, name, environment)
             raise
-    return out, end_of(escape(tell(err))) if process.returncode else None
+    return out, end_of(escape(explain(err))) if process.returncode else None
 
 
-def _started_step(
-    command: Sequence[str], environment: Mapping[str, str], count: int
-) -> subprocess.Popen[str]:
+def _start_step(command: Sequence[str], environment: Mapping[str, str], count: int) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             command,
@@ -179,7 +177,7 @@ def srun_command(plan: Plan, nodes: int | Sequence[str], name: str, minutes: int
     command = ["srun", f"--job-name={name}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
     command += ["--cpus-per-task=1", f"--mem={_MEMORY}", f"--time={minutes}", "--chdir=/", "--mpi=none"]
     if plan.scheduler == "allocation":
-        # Other steps may run, such as the user's shell; srun takes no --exclusive beside it.
+        # Other steps may run, such as the user's shell; srun does not combine this with --exclusive.
         return [*command, "--overlap", *([f"--nodelist={chosen}"] if chosen else [])]
     # So that the launch's own nodes are examined.
     values = {flag: getattr(plan.job.queue, flag) for flag in CHOOSING_NODES}
@@ -187,7 +185,7 @@ def srun_command(plan: Plan, nodes: int | Sequence[str], name: str, minutes: int
     command += [f"--{flag}={value}" for flag, value in values.items() if value is not None]
     resources = plan.job.resources
     if resources.gpus_per_node or resources.gpus_per_task or (resources.gres or "").startswith("gpu"):
-        # A job that asks for no GPU may see none.
+        # Without this request the job may not see the GPUs.
         command.append("--gres=gpu:1")
     return command
 
@@ -211,14 +209,14 @@ def _end(process: subprocess.Popen[str], name: str, environment: Mapping[str, st
         return process.communicate()
 
 
-def _before_the_end(stderr: str) -> str:
+def _keep_earlier_messages(stderr: str) -> str:
     """Return the messages of srun from before we ended it."""
     of_end = ("cancelled", "revoked", "unable to allocate", "terminated", "aborted")
     lines = [line for line in stderr.splitlines() if not any(word in line.lower() for word in of_end)]
     return end_of(escape(error_text("\n".join(lines)))) if lines else ""
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _sort_key(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts ``n2`` before ``n10``."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 

@@ -1,6 +1,6 @@
-"""Probe of a machine for containers and trainings: it reads, prints JSON, and writes nothing.
+"""Probe a machine for containers and trainings: read only, and print JSON.
 
-`slipway doctor --nodes` runs this file alone on compute nodes, with any Python from 3.6 on: it imports the
+`slipway doctor --nodes` runs only this file on compute nodes, with any Python from 3.6 on: it imports the
 standard library alone.
 """
 
@@ -28,7 +28,7 @@ _MOST_FILES = 100  # of a configuration
 # As in the script of a job, templates/supervisor.sh.j2.
 _JOB_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "python3")
 
-# The programs whose versions are asked for; those of squashfs take another option.
+# The programs to ask for their versions; those of squashfs take another option.
 _VERSIONED = [
     *["docker", "podman", "buildah", "skopeo", "umoci", "squashfuse"],
     *["apptainer", "singularity", "nvidia-container-cli"],
@@ -69,8 +69,7 @@ if TYPE_CHECKING:
 def gather(request: "dict[str, dict[str, str]]", environment: "dict[str, str]") -> "dict[str, object]":
     """Return the facts of this machine; the environment is that of the programs that it runs.
 
-    In a request `files` are paths whose sizes are reported, `places` directories besides Enroot's by their
-    purpose.
+    In a request `files` are paths, to report their sizes, and `places` further directories by their purpose.
     """
     path = environment.get("PATH", os.defpath)
     tools = _tools(path, environment)
@@ -88,7 +87,7 @@ def gather(request: "dict[str, dict[str, str]]", environment: "dict[str, str]") 
         "compressors": _compressors(tools, environment),
         "sysctls": _sysctls(),
         "file_systems": [line.split()[-1] for line in _read("/proc/filesystems").splitlines() if line],
-        "no_namespaces": _no_namespaces(path, environment),
+        "no_namespaces": _find_namespace_error(path, environment),
         "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
         "subordinate_ids": _has_subordinate_ids(),
         "mqueue": any(mount[1] == "/dev/mqueue" for mount in _mounts()),
@@ -124,7 +123,7 @@ def _say(command: "list[str]", environment: "dict[str, str]") -> "tuple[int, str
 
 
 def _job_python(path: str, environment: "dict[str, str]") -> "str | None":
-    """Return version and path of the Python that keeps jobs, as job scripts look for it."""
+    """Return version and path of the Python that supervises jobs, as job scripts find it."""
     for name in _JOB_PYTHONS:
         program = shutil.which(name, path=path)
         if program is not None:
@@ -188,14 +187,14 @@ def _read(path: "str | Path") -> str:
         return ""
 
 
-def _listed(directory: "str | Path", pattern: str) -> "list[Path]":
+def _list_directory(directory: "str | Path", pattern: str) -> "list[Path]":
     try:
         return sorted(Path(directory).glob(pattern))
     except OSError:
         return []
 
 
-def _no_namespaces(path: str, environment: "dict[str, str]") -> "str | None":
+def _find_namespace_error(path: str, environment: "dict[str, str]") -> "str | None":
     """Return why the user may not have namespaces; None if they may, or it cannot be tried."""
     program = shutil.which("unshare", path=path)
     if program is None:
@@ -274,7 +273,7 @@ def _enroot(
     conf = re.search(r'config::init "([^"]+)"', script)
     file = conf.group(1) if conf else "/etc/enroot/enroot.conf"
     settings, trouble = _settings(tools, file, environment)
-    home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - there may be none
+    home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - home may be unknown
     defaults = {
         "RUNTIME": (environment.get("XDG_RUNTIME_DIR") or "/run") + "/enroot",
         "DATA": (environment.get("XDG_DATA_HOME") or home + "/.local/share") + "/enroot",
@@ -285,7 +284,7 @@ def _enroot(
     }
     paths = {name: settings.get(f"ENROOT_{name}_PATH") or path for name, path in defaults.items()}
     both = (paths["SYSCONF"], paths["CONFIG"])
-    fstabs = [_read(file) for place in both for file in _listed(f"{place}/mounts.d", "*.fstab")]
+    fstabs = [_read(file) for place in both for file in _list_directory(f"{place}/mounts.d", "*.fstab")]
     lines = [line.split() for text in fstabs for line in text.splitlines()]
     reported = [f"ENROOT_{name}" for name in _REPORTED.split()]
     facts = {
@@ -293,7 +292,9 @@ def _enroot(
         "conf": file if _size(file) is not None else None,
         "trouble": trouble,
         "settings": {name: settings[name] for name in reported if settings.get(name)},
-        "hooks": sorted({file.name for place in both for file in _listed(f"{place}/hooks.d", "*.sh")}),
+        "hooks": sorted(
+            {file.name for place in both for file in _list_directory(f"{place}/hooks.d", "*.sh")}
+        ),
         # Enroot 3 binds it into every container, and fails where it is not mounted.
         "binds_mqueue": any(
             line[:1] == ["/dev/mqueue"] and "nofail" not in " ".join(line[3:]) for line in lines
@@ -346,7 +347,7 @@ def _plugstack(files: "list[str]", environment: "dict[str, str]") -> "dict[str, 
             words = line.partition("#")[0].split()
             if words[:1] == ["include"] and len(words) > 1:
                 included = Path(file).parent / words[1]  # with wildcards in its last part, mostly
-                waiting[:0] = map(str, _listed(included.parent, included.name))
+                waiting[:0] = map(str, _list_directory(included.parent, included.name))
             elif len(words) > 1 and "pyxis" in Path(words[1]).name:
                 options = dict(word.partition("=")[::2] for word in words[2:])
                 there = _size(words[1]) is not None if words[1].startswith("/") else None

@@ -9,7 +9,7 @@ from functools import partial
 
 from launcher.checks.findings import Finding, Severity
 
-# Lines about one thing stand together, whichever machine they are about.
+# Lines about one thing are adjacent, for all machines.
 _ORDER = (
     "trees",
     *("slurm", "slurm.accounting", "slurm.select", "slurm.cgroups", "slurm.nodes", "nodes"),
@@ -34,7 +34,6 @@ def thing(
     needed: bool = False,
     free: int | None = None,
 ) -> Finding:
-    """Return the finding about a thing of a machine."""
     return Finding(severity, None, message, fix, id=what, needed=needed, free=free)
 
 
@@ -49,7 +48,7 @@ def merged(reports: Iterable[tuple[str, Iterable[Finding]]]) -> list[Finding]:
     groups: dict[object, list[Finding]] = {}
     for name, lines in reports:
         for line in lines:
-            # For a thing that is there it does not matter which machine needs it.
+            # Which machine needs a thing matters only if it is missing.
             is_lacking = line.needed and line.severity in (Severity.MISSING, Severity.UNKNOWN)
             key = (line.id, line.severity, line.message, line.fix, is_lacking)
             groups.setdefault(key, []).append(replace(line, where=(name,)))
@@ -63,7 +62,7 @@ def merged(reports: Iterable[tuple[str, Iterable[Finding]]]) -> list[Finding]:
 
 
 def lacking(report: Iterable[Finding], severity: Severity = Severity.MISSING) -> list[Finding]:
-    """Return the lines of things that are missing, or have another severity, and that the launch needs."""
+    """Return the lines of a severity about things that the launch needs."""
     return [line for line in report if line.needed and line.severity is severity]
 
 

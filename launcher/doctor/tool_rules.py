@@ -1,4 +1,4 @@
-"""Rules about the tools of images, credentials, GPUs and Python: pure functions of what was gathered.
+"""Rules about the tools of images, credentials, GPUs and Python: pure functions of the gathered facts.
 
 The oldest driver of each CUDA is that of "CUDA Compatibility" (docs.nvidia.com/deploy/cuda-compatibility,
 "Minor Version Compatibility": all releases of 11.x, 12.x and 13.x run on the first driver of their family,
@@ -53,7 +53,7 @@ _LOGIN = (
 def tree_line(trees: Sequence[Path], why_open: Iterable[str]) -> Finding:
     """Return the line of the configuration trees, and of who else may change them."""
     text, why = ", ".join(map(str, trees)), "; ".join(why_open)
-    fix = "let it belong to root, and nobody else write it"
+    fix = "let root own it, and no other user write it"
     return warning("trees", f"{text}; {why}", fix) if why else ok("trees", text)
 
 
@@ -63,10 +63,10 @@ def tool_lines(machine: Machine) -> Iterator[Finding]:
     yield _tools(machine, "images.copy", ("skopeo",), "copies and pushes images")
     yield _tools(machine, "images.unpack", ("umoci",), "imports images without Enroot")
     yield _squashfs(machine)
-    yield mounting(machine)
+    yield mount_line(machine)
 
 
-def _named(machine: Machine, name: str) -> str:
+def _name_tool(machine: Machine, name: str) -> str:
     return f"{name} {machine.tools[name] or ''}".strip()
 
 
@@ -76,11 +76,11 @@ def _builders(machine: Machine) -> Finding:
         if name not in machine.tools:
             continue
         if name == "docker" and (machine.docker_daemon or "").startswith("!"):
-            unusable.append(f"{_named(machine, name)} without a daemon that answers")
+            unusable.append(f"{_name_tool(machine, name)} without a daemon that answers")
         elif name != "docker" and not machine.subordinate_ids:
-            unusable.append(f"{_named(machine, name)} without ids for you in /etc/subuid and /etc/subgid")
+            unusable.append(f"{_name_tool(machine, name)} without ids for you in /etc/subuid and /etc/subgid")
         else:
-            usable.append(_named(machine, name))
+            usable.append(_name_tool(machine, name))
     if usable:
         return ok(what, ", ".join(usable + unusable))
     if unusable:
@@ -94,7 +94,7 @@ def _tools(machine: Machine, what: str, names: Sequence[str], purpose: str) -> F
     lacking = [name for name in names if name not in machine.tools]
     if lacking:
         return missing(what, f"no {', '.join(lacking)}, which {purpose}", how_to_get(*lacking))
-    return ok(what, ", ".join(_named(machine, name) for name in names))
+    return ok(what, ", ".join(_name_tool(machine, name) for name in names))
 
 
 def _squashfs(machine: Machine) -> Finding:
@@ -109,15 +109,15 @@ def _squashfs(machine: Machine) -> Finding:
     return ok(line.id, text)
 
 
-def mounting(machine: Machine, *, is_node: bool = False) -> Finding:
+def mount_line(machine: Machine, *, is_node: bool = False) -> Finding:
     """Report how a squashfs can be mounted; Pyxis unpacks it unless its `use_squashfuse` is set."""
     what, has_fuse = "squashfs.mount", "squashfuse" in machine.tools
     ways = ["the kernel"] if "squashfs" in machine.file_systems else []
     if has_fuse and machine.fuse:
-        ways.append(_named(machine, "squashfuse"))
+        ways.append(_name_tool(machine, "squashfuse"))
     if ways:
         return ok(what, f"mounted by {' or '.join(ways)}")
-    why = "squashfuse is there, and /dev/fuse is not" if has_fuse else "no squashfuse either"
+    why = "squashfuse exists, but /dev/fuse does not" if has_fuse else "no squashfuse either"
     text = f"the kernel has no squashfs loaded, {why}: images are unpacked as a whole"
     if is_node and machine.plugstack.options.get("use_squashfuse") in ("1", "true", "yes", "y"):
         fix = "install squashfuse on the nodes: plugstack.conf has use_squashfuse"
@@ -126,14 +126,14 @@ def mounting(machine: Machine, *, is_node: bool = False) -> Finding:
 
 
 def apptainer_line(machine: Machine, needs: Requirements, *, is_node: bool) -> Finding | None:
-    """Report Apptainer, if it starts the tasks or is installed; None otherwise."""
+    """Report Apptainer if it starts the tasks or is installed."""
     what, is_runtime = "apptainer", needs.image and needs.runtime != "pyxis"
     needed, program = is_runtime and is_node, needs.runtime if is_runtime else what
     if program in machine.tools:
-        return ok(what, _named(machine, program), needed=needed)
+        return ok(what, _name_tool(machine, program), needed=needed)
     other = "singularity" if program == what else what
     if other in machine.tools:
-        text, fix = _named(machine, other), f"container_options.runtime={other}"
+        text, fix = _name_tool(machine, other), f"container_options.runtime={other}"
         return missing(what, text, fix, needed=needed) if is_runtime else ok(what, text)
     if not is_runtime:
         return None
@@ -148,7 +148,7 @@ def credential_line(files: Sequence[Credentials], image: Image | None) -> Findin
     hosts = {name.partition("/")[0] for file in files for name in file.registries}
     open_to_all = [file.path for file in files if not file.is_private]
     text = "; ".join(f"{file.path}: {', '.join(file.registries) or 'none'}" for file in files)
-    text = text or "none: public images alone"
+    text = text or "none: only public images"
     if open_to_all:
         fix = f"chmod 600 {' '.join(open_to_all)}; and new keys, if others may have read them"
         return warning(what, f"{text}; others may read {', '.join(open_to_all)}", fix)
@@ -208,7 +208,7 @@ def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Fi
 
 
 def image_line(image: Image) -> Finding:
-    """Report the image, as far as this machine can look into it."""
+    """Report the image, as far as this machine can read it."""
     if image.is_broken:
         again = f"slipway image verify {image.path}; then import it again: slipway image import ..."
         return missing("image", f"{image.name}: {image.why}", again, needed=True)
@@ -227,8 +227,8 @@ def engine_line(contents: Contents, engine: str) -> Finding:
     what, text = "image.engine", f"engine={engine}: {fit.why}"
     if fit.fits is True:
         return ok(what, text, needed=True)
-    tell = missing if fit.fits is False and contents.is_certain else warning
-    return tell(what, text, fit.fix, needed=True)
+    report = missing if fit.fits is False and contents.is_certain else warning
+    return report(what, text, fit.fix, needed=True)
 
 
 def file_lines(node: Machine, image: Image | None, python: str | None) -> Iterator[Finding]:
@@ -258,8 +258,8 @@ def python_lines(
     yield thing("python", f"{python}; {note}" if note else python, severity=severity, needed=True)
     for finding in trainer or ():
         is_error, fix = finding.severity is Severity.ERROR, (finding.fix or "").replace("\n", "; ")
-        tell, fix = (missing, fix) if is_error else (warning, fix or "slipway doctor --nodes 1 looks there")
-        yield tell("trainer", finding.message, fix or None, needed=True)
+        report, fix = (missing, fix) if is_error else (warning, fix or "slipway doctor --nodes 1 looks there")
+        yield report("trainer", finding.message, fix or None, needed=True)
     if trainer is not None and not trainer:
         yield ok("trainer", "the tasks' interpreter finds torch and megatron-core", needed=True)
     for extra, (names, purpose) in EXTRAS.items():
@@ -271,14 +271,14 @@ def python_lines(
 
 
 class CudaSupport(NamedTuple):
-    """The support of a driver for a CUDA release; `runs` is None where the table does not have it."""
+    """The support of a driver for a CUDA release; `runs` is None if the table omits it."""
 
     runs: bool | None
     minimum: str | None = None
 
 
 def minimum_driver(cuda: str) -> tuple[int, ...] | None:
-    """Return the oldest driver that runs a CUDA release; None where the table has none."""
+    """Return the oldest driver that runs a CUDA release; None if the table omits it."""
     numbers = version(cuda)
     if len(numbers) < 2:
         return None

@@ -1,11 +1,11 @@
-"""Activations that a layer keeps for its backward pass.
+"""Estimate the activations that a layer keeps for its backward pass.
 
 Korthikanti et al. 2022 (arXiv 2205.05198), section 4: a GPT's layer keeps s b h (34 + 5 a s / h) bytes in 16
 bits (equation 1); tensor parallelism divides 24 of the 34 and all of the scores (equation 2), sequence
-parallelism the other 10 too (equation 4); what attention computes inside, 5 a s² b, is not kept where it is
-recomputed ("selective", equation 6) or never written (Dao et al. 2022, FlashAttention, arXiv 2205.14135).
+parallelism the other 10 too (equation 4); attention's core, 5 a s² b, is not kept if it is recomputed
+("selective", equation 6) or never written (Dao et al. 2022, FlashAttention, arXiv 2205.14135).
 This module counts tensor by tensor, so that other widths, gated MLPs, grouped queries, rotary positions and
-absent dropouts have their own numbers. Mixtures of experts and multi-latent attention keep what they keep in
+absent dropouts have their own numbers. Mixtures of experts and multi-latent attention are those of
 megatron-core 0.12 to 0.16 (megatron/core/transformer/moe/, multi_latent_attention.py).
 """
 
@@ -33,11 +33,10 @@ class Kept(NamedTuple):
     fixed: float = 0
 
     def plus(self, other: Kept) -> Kept:
-        """Return the sum; ``+`` of a tuple is another thing."""
+        """Return the sum; ``+`` concatenates tuples."""
         return Kept(self.split + other.split, self.whole + other.whole, self.fixed + other.fixed)
 
     def times(self, number: float) -> Kept:
-        """Return the multiple."""
         return Kept(self.split * number, self.whole * number, self.fixed * number)
 
     def on_rank(self, tensor: int, sequence_parallel: bool) -> float:
@@ -64,14 +63,13 @@ class Experts(NamedTuple):
 class Layer:
     """Properties of a layer that its activations depend on; widths are those of all tensor parallel ranks.
 
-    `bytes` are those of an element, `residual` of one of the sum that runs through the layers, `factor` of
-    one that a matrix is multiplied with, and `copy` of its copy in FP8, if it is needed in 16 bits too;
-    `mask` those of a dropout's mask. `score` are the bytes for the attention of one token to another, 0 if
-    they are never written; with `keeps_scores` they are kept. `result` is the width of attention's result,
-    `narrow` that of multi-latent attention's vectors, and `rotary` that of the part of its keys that all
-    heads share. `rotated` are the widths of queries and keys that are kept beside the unrotated ones,
-    `angles` the bytes of a token's cosines and sines. `forgotten` are the parts that selective recomputing
-    computes again, as megatron-core names them.
+    `bytes` are those of an element, `residual` of one of the residual stream, `factor` of one that a matrix
+    multiplies, and `copy` of its copy in FP8, if it is needed in 16 bits too; `mask` those of a dropout's
+    mask. `score` are the bytes for the attention of one token to another, 0 if they are never written; with
+    `keeps_scores` they are kept. `result` is the width of attention's result, `narrow` that of multi-latent
+    attention's vectors, and `rotary` that of the part of its keys that all heads share. `rotated` are the
+    widths of queries and keys that are kept in addition to the unrotated ones, `angles` the bytes of a
+    token's cosines and sines. `forgotten` are the parts of selective recomputing, by megatron-core's names.
     """
 
     def __init__(self, training: Training, stack: Stack) -> None:
@@ -84,7 +82,7 @@ class Layer:
         wide = values.flag(f"{node}.fp32_residual_connection") or not training.has_half_weights
         self.residual = 4 if wide else element
         self.mask = _MASK if values.number(f"{node}.hidden_dropout", _DROPOUT) else 0
-        self.forgotten = _forgotten(values, node)
+        self.forgotten = _read_forgotten(values, node)
         self.score = _score(training, node)
         self.keeps_scores = self.score > 0 and "core_attn" not in self.forgotten
         self.query, self.keys, self.values = stack.width, stack.kv_width, stack.kv_width
@@ -104,7 +102,7 @@ class Layer:
         self.experts = _experts(training, stack, self.forgotten)
 
 
-def _forgotten(values: Values, node: str) -> frozenset[str]:
+def _read_forgotten(values: Values, node: str) -> frozenset[str]:
     """Return the parts that are recomputed selectively: attention's core unless the key names others."""
     if values.raw(f"{node}.activations_checkpoint_granularity") != "selective":
         return frozenset()
@@ -138,10 +136,10 @@ def _experts(training: Training, stack: Stack, forgotten: frozenset[str]) -> Exp
 
 
 def _keeps_unrotated(training: Training) -> bool:
-    """Return True if the fused queries, keys and values are kept beside the rotated ones.
+    """Return True if the fused queries, keys and values are kept in addition to the rotated ones.
 
-    The values are a view of the fused tensor, and keep all of it where attention is PyTorch's or
-    megatron-core's. Transformer Engine copies views that are not contiguous (transformer_engine/pytorch/
+    The values are a view of the fused tensor, and keep all of it for attention of PyTorch and
+    megatron-core. Transformer Engine copies views that are not contiguous (transformer_engine/pytorch/
     attention/dot_product_attention/utils.py, get_qkv_layout), which frees the fused tensor.
     """
     return training.engine == "megatron" or not training.values.flag("model.transformer_engine")
@@ -199,7 +197,7 @@ def kept_by_layer(layer: Layer) -> Kept:
     for source in layer.attends_to[1:]:  # the tokens of the encoder, of a T5's decoder
         memory = Kept(split=2 * layer.keys * layer.bytes * source / length)
         queries = Kept(split=2 * layer.query * layer.bytes + _scores(layer, source))
-        kept = kept.plus(queries).plus(memory).plus(_around(layer))
+        kept = kept.plus(queries).plus(memory).plus(_count_around(layer))
     return kept
 
 
@@ -219,10 +217,10 @@ def kept_by_embedding(layer: Layer) -> Kept:
 
 
 def working_memory(layer: Layer) -> Kept:
-    """Estimate the bytes that the backward pass of a layer needs beside the kept ones, by token.
+    """Estimate the bytes that the backward pass of a layer needs in addition to the kept ones, by token.
 
     The gradients of the MLP's hidden units and of its input and output, which are whole on each rank while it
-    multiplies them; or those of the scores, which selective recomputing has to write first.
+    multiplies them; or those of the scores, which selective recomputing writes first.
     """
     inner = layer.hidden_units * layer.inner
     hidden_units = Kept(layer.bytes * inner, 3 * layer.bytes * layer.hidden)
@@ -236,24 +234,24 @@ def working_memory(layer: Layer) -> Kept:
 
 
 def _self_attention(layer: Layer) -> Kept:
-    """Count queries, keys, values and the result, of which FP8 keeps a narrow copy too.
+    """Count queries, keys, values and the result; FP8 keeps a narrow copy too.
 
     Multi-latent attention keeps its narrow vectors before and behind their norms; its queries, keys and
-    values are concatenations, whose parts are not kept.
+    values are concatenations: their parts are not kept.
     """
     heads = layer.bytes * (layer.query + layer.keys + layer.values + layer.rotated)
     if layer.is_latent and "mla_up_proj" in layer.forgotten:
         heads = 0
     narrow = layer.bytes * (layer.narrow + layer.rotary) + layer.factor * layer.narrow
     split = heads + layer.result * (layer.bytes + layer.copy) + _scores(layer, layer.attends_to[0])
-    around = _around(layer, layer.is_latent and "layernorm" in layer.forgotten)
+    around = _count_around(layer, layer.is_latent and "layernorm" in layer.forgotten)
     return Kept(split, narrow, layer.angles).plus(around)
 
 
 def _mlp(layer: Layer) -> Kept:
     if "mlp" in layer.forgotten:
         return Kept(whole=layer.hidden * (layer.residual + layer.bytes))
-    return Kept(_hidden_kept(layer, layer.inner, layer.hidden_units)).plus(_around(layer))
+    return Kept(_hidden_kept(layer, layer.inner, layer.hidden_units)).plus(_count_around(layer))
 
 
 def _hidden_kept(layer: Layer, width: float, times: int) -> float:
@@ -267,7 +265,7 @@ def _mixture(layer: Layer, experts: Experts) -> Kept:
     megatron/core/transformer/moe: the router keeps logits, scores and probabilities in fp32 and a mask. The
     copies are those behind the last permutation, on each of the GPUs that share an expert.
     """
-    around = _around(layer, "layernorm" in layer.forgotten)
+    around = _count_around(layer, "layernorm" in layer.forgotten)
     if experts.keeps_nothing:
         return around
     router = experts.number * (3 * 4 + _MASK)
@@ -280,7 +278,7 @@ def _mixture(layer: Layer, experts: Experts) -> Kept:
     return Kept(kept, router + copies).plus(shared if experts.shared_width else Kept()).plus(around)
 
 
-def _around(layer: Layer, forgets_result: bool = False) -> Kept:
+def _count_around(layer: Layer, forgets_result: bool = False) -> Kept:
     """Count the norm's input and result in front of a part of a layer, and the dropout's mask behind it."""
     result = 0 if forgets_result else layer.factor
     return Kept(whole=layer.hidden * (layer.residual + result + layer.mask))

@@ -18,7 +18,7 @@ from slipway.arithmetic.layout import fits, is_rampup
 
 # A batch that grows in more steps than these counts as grown from the start.
 _MOST_BATCHES = 10_000
-# The engines whose published step times ours are taken from.
+# The engines of the published step times.
 _WORLDS = {"nemo": "NeMo", "megatron_lm": "Megatron-LM", "megatron": "Megatron-LM"}
 
 
@@ -27,9 +27,9 @@ class TrainingAmount:
     """The work of all steps of a training, however long it takes.
 
     `tokens` are all that it reads; `flops` the model's own, without recomputing; `flops_per_token` those of
-    one of the tokens. `checkpoint_bytes` are those of one checkpoint; `kept_checkpoints` lie on the disk at
-    most, None where all of them are kept; both are 0 where none is written. `save_bytes` are those that the
-    save of a checkpoint takes of a node's memory, None if unknown.
+    one token. `checkpoint_bytes` are those of one checkpoint; `kept_checkpoints` is the most on disk, None
+    if all are kept; both are 0 if it does not save. `save_bytes` are the part of a node's memory that a save
+    takes, None if unknown.
     """
 
     parameters: int
@@ -49,8 +49,7 @@ class Cost(TrainingAmount):
 
     `mfu` is the share of `peak` (FLOP/s of one GPU, in 16 bits) that it reaches, and `mfu_source` the source
     of that. `seconds` are those of computing alone, without queueing and saving; `seconds_per_step` those of
-    a step with the whole batch. `links` counts the jobs that the time limit makes of it, None without a
-    limit.
+    a step with the whole batch. `links` counts its jobs of the time limit, None without a limit.
     """
 
     peak: float
@@ -64,7 +63,7 @@ class Cost(TrainingAmount):
 
 
 def amount_of(plan: Plan) -> TrainingAmount | None:
-    """Return the work of a plan's training on GPUs, also for models whose steps are not timed."""
+    """Return the work of a plan's training on GPUs, also for models without timed steps."""
     job, values = plan.job, Values(plan.job.config or {})
     parallel, model = read_parallel_config(values), model_size(values)
     steps, nodes = values.whole("trainer.max_steps"), job.resources.nodes
@@ -72,7 +71,7 @@ def amount_of(plan: Plan) -> TrainingAmount | None:
         return None
     if values.raw("trainer.accelerator") == "cpu":
         return None
-    samples, saved = samples_in(values, parallel.batch, steps), checkpoints_of(values, model, job.engine)
+    samples, saved = count_samples(values, parallel.batch, steps), checkpoints_of(values, model, job.engine)
     return TrainingAmount(
         parameters=model.parameters,
         steps=steps,
@@ -124,7 +123,7 @@ def estimate_cost(plan: Plan, gpu_types: Sequence[str] = ()) -> Cost | None:
     )
 
 
-def samples_in(values: Values, batch: int, steps: int) -> int:
+def count_samples(values: Values, batch: int, steps: int) -> int:
     """Return the samples of so many steps, the first of which may have smaller batches.
 
     megatron/core/num_microbatches_calculator.py: the batch grows by an increment at a time, after equal
@@ -164,7 +163,7 @@ def _source(work: ModelWork, generation: str, speed: Speed, changes: Mapping[str
 
 
 def _links(seconds: float, limit: str | None) -> int | None:
-    """Count the jobs of a training, each of which leaves a part of its limit for the last checkpoint."""
+    """Count the jobs of a training; each leaves a part of its limit for the last checkpoint."""
     try:
         each = training_seconds(limit)
     except ValueError:
@@ -179,7 +178,7 @@ def _links(seconds: float, limit: str | None) -> int | None:
 class MemoryEstimate:
     """The memory of each pipeline stage, at least one, and of the GPU that has to hold it.
 
-    `margin` is the part of the GPU's memory for what is not estimated.
+    `margin` is the part of the GPU's memory for parts without an estimate.
     """
 
     stages: tuple[StageMemory, ...]
@@ -234,8 +233,8 @@ def overview(plan: Plan, gpu_types: Sequence[str] = ()) -> Overview:
 _CALLBACK = "exp_manager.checkpoint_callback_params"
 KEEP = f"{_CALLBACK}.save_top_k"
 
-# Bytes of a parameter. Adam has two moments in fp32 (Kingma and Ba 2015, arXiv 1412.6980); beside weights in
-# 16 bits there is a master copy in fp32 (Micikevicius et al. 2018, arXiv 1710.03740).
+# Bytes of a parameter. Adam has two moments in fp32 (Kingma and Ba 2015, arXiv 1412.6980); weights in 16 bits
+# have a master copy in fp32 (Micikevicius et al. 2018, arXiv 1710.03740).
 _MOMENTS = 4 + 4
 _MASTER = 4
 
@@ -243,9 +242,9 @@ _MASTER = 4
 class Checkpoints(NamedTuple):
     """Checkpoints of a training.
 
-    `size` is that of one, in bytes. `kept` counts those that lie there at most, None where all are kept;
-    `beside` of them are not among the best: the newest, and one that is being written before an older one
-    goes. `saves` counts those that are written from the first step to the last.
+    `size` is that of one, in bytes. `kept` is the most at a time, None if all are kept; `beside` of them are
+    not among the best: the newest, and one that is being written before an older one is removed. `saves`
+    counts all from the first step to the last.
     """
 
     size: int
@@ -260,7 +259,7 @@ class Checkpoints(NamedTuple):
 
 
 def checkpoints_of(values: Values, model: ModelSize, engine: str) -> Checkpoints | None:
-    """Return the checkpoints of a training; None if it saves nothing, or that is unknown."""
+    """Return the checkpoints of a training; None if it does not save, or if unknown."""
     steps = values.whole("trainer.max_steps")
     saves = _saves(values, steps) if steps is not None else None
     if saves is None:
@@ -269,7 +268,7 @@ def checkpoints_of(values: Values, model: ModelSize, engine: str) -> Checkpoints
     # CallbackParams.
     beside = 2 if engine != "nemo" or values.flag(f"{_CALLBACK}.save_last", default=True) else 1
     best = 3 if values.raw(KEEP) is None else values.raw(KEEP)
-    # Megatron-LM removes none.
+    # Megatron-LM removes no checkpoint.
     removes = engine != "megatron_lm" and is_whole(best) and best >= 0
     return Checkpoints(_size(values, model, engine), best + beside if removes else None, beside, saves)
 
@@ -277,7 +276,7 @@ def checkpoints_of(values: Values, model: ModelSize, engine: str) -> Checkpoints
 def bytes_of_save(config: Mapping[str, Any], nodes: int, engine: str) -> int | None:
     """Return the bytes of a node's memory that a save takes: of our trainer, on the fullest node.
 
-    Each rank copies its share of the state to the host, and of a GPU nothing more is taken
+    Each rank copies its share of the state to the host, without more memory of the GPU
     (slipway/trainer/checkpoint/async_save.py, `take_snapshot`). Ranks that hold the same weights and
     optimizer states have equal shares of them (megatron-core's FullyParallelSaveStrategyWrapper,
     exchange_utils.py, `distribute_shards_to_ranks`), those of a sharded optimizer have their own. PyTorch's

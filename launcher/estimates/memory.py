@@ -87,7 +87,7 @@ def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple
     """Return the memory of each pipeline stage, the first one first.
 
     None where it is unknown: a value is missing or wrong, the layout does not fit the nodes, the vocabulary
-    is unknown, the tasks have no GPU, or the training has a feature that `training.uncounted` names.
+    is unknown, the tasks have no GPU, or `training.find_unsupported_feature` names a feature.
     """
     training = training_of(config, nodes, engine)
     stages = stages_of(training) if training is not None else None
@@ -98,7 +98,7 @@ def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple
     beside = activations_of(training, stages)
     for number, (stage, (activations, logits)) in enumerate(zip(stages, beside, strict=True)):
         held = parameters_of(training.parts, stage)
-        dense, routed = held.on_rank(tensor), _routed(training, held)
+        dense, routed = held.on_rank(tensor), _count_routed(training, held)
         parameters = dense + routed
         matrices = _matrices(training, stage) if each.quantized else 0
         estimates.append(
@@ -117,18 +117,18 @@ def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple
     return tuple(estimates)
 
 
-def _routed(training: Training, size: Size) -> int:
+def _count_routed(training: Training, size: Size) -> int:
     """Return the parameters of routed experts on one GPU."""
     return size.routed // (training.parallel.expert * training.parallel.expert_tensor)
 
 
 def _matrices(training: Training, stage: tuple[Chunk, ...]) -> int:
-    """Return the parameters of the layers' matrices on one GPU, of which FP8 keeps copies."""
+    """Return the parameters of the layers' matrices on one GPU; FP8 keeps copies of them."""
     total = Size()
     for chunk in stage:
         for layers, stack in zip(chunk.layers, training.parts.stacks, strict=True):
             total += layers_of(stack, layers, chunk.sparse)
-    return total.split // training.parallel.tensor + _routed(training, total)
+    return total.split // training.parallel.tensor + _count_routed(training, total)
 
 
 class ParameterBytes(NamedTuple):
@@ -162,7 +162,7 @@ def bytes_per_parameter(training: Training) -> ParameterBytes:
         copy = 2 if training.precision != "32" else 0
         return ParameterBytes(4 + copy, 4, moments, *others)
     if training.precision == "16" and training.engine != "nemo":
-        # Gradients in 16 bits, and again in fp32 beside the master weights: megatron/core/optimizer.
+        # Gradients in 16 bits, and again in fp32 with the master weights: megatron/core/optimizer.
         return ParameterBytes(2, 2, 4 + _MASTER + moments, *others)
     gradient = 4
     if training.engine == "nemo" and training.values.raw("model.optim.grad_sync_dtype") in HALF:
@@ -193,7 +193,7 @@ def activations_of(training: Training, stages: tuple[tuple[Chunk, ...], ...]) ->
     logits = _logits(training)
     known: dict[tuple[object, ...], tuple[int, int]] = {}
     for number, stage in enumerate(stages):
-        in_flight = tuple(sorted(_in_flight(training, number).items()))
+        in_flight = tuple(sorted(_count_in_flight(training, number).items()))
         key = (stage, in_flight)
         if key not in known:
             known[key] = _stage(training, parts, stage, dict(in_flight), logits)
@@ -215,7 +215,7 @@ def _stage(
     return round(kept.on_rank(tensor, divided) + max(extra, 0)), logits
 
 
-def _in_flight(training: Training, stage: int) -> Counter[int]:
+def _count_in_flight(training: Training, stage: int) -> Counter[int]:
     """Count the micro batches that each chunk of a stage has begun when the first of them goes back."""
     parallel, number = training.parallel, training.micro_batches
     if parallel.virtual is None:
@@ -235,7 +235,7 @@ def _in_flight(training: Training, stage: int) -> Counter[int]:
 
 
 def _chunk(training: Training, parts: list[_Part], chunk: Chunk) -> Kept:
-    """Return what one micro batch leaves in a chunk."""
+    """Return the activations that one micro batch leaves in a chunk."""
     total = Kept()
     for number, (part, layers) in enumerate(zip(parts, chunk.layers, strict=True)):
         if chunk.embeds and layers:
@@ -247,7 +247,7 @@ def _chunk(training: Training, parts: list[_Part], chunk: Chunk) -> Kept:
         # The encoder's output, for the attention of the decoder's layers.
         total = total.plus(parts[0].input)
     if training.engine == "megatron" and training.parallel.pipeline > 1 and not chunk.has_output:
-        # Our trainer does not free what it has sent to the next stage.
+        # Our trainer does not free its output to the next stage.
         total = total.plus(parts[-1].input)
     return total
 
@@ -264,7 +264,7 @@ def _layers(part: _Part, layers: int, sparse: int) -> Kept:
 
 
 def _working(parts: list[_Part], chunk: Chunk) -> Kept:
-    """Return the working memory of a layer's backward pass, with what was recomputed for it."""
+    """Return the working memory of a layer's backward pass, with recomputed activations."""
     most = Kept()
     for part, layers in zip(parts, chunk.layers, strict=True):
         if not layers:
@@ -288,10 +288,10 @@ def _part(training: Training, stack: Stack) -> _Part:
         kept_by_embedding(layer),
         kept_by_output(layer),
     )
-    return _Part(_full_recompute(training.values, stack.node), *(kept.times(tokens) for kept in by_token))
+    return _Part(_read_recompute(training.values, stack.node), *(kept.times(tokens) for kept in by_token))
 
 
-def _full_recompute(values: Values, node: str) -> Recompute:
+def _read_recompute(values: Values, node: str) -> Recompute:
     """Return the full recomputing of a stack, with the layers that it takes at a time, or of a chunk."""
     recompute = recompute_of(values, node)
     layers = values.whole(f"{node}.{RECOMPUTE}_num_layers", 1, least=0)
@@ -308,10 +308,10 @@ def _logits(training: Training) -> int:
     half = training.precision != "32"
     fused = values.flag("model.cross_entropy_loss_fusion")
     each = _LOGIT * (2 if fused else 1) + (_LOGIT_GRADIENT if half else 0)
-    return round(tokens * (width * each + _deferred(training, width)))
+    return round(tokens * (width * each + _count_deferred(training, width)))
 
 
-def _deferred(training: Training, width: float) -> float:
+def _count_deferred(training: Training, width: float) -> float:
     """Return the bytes of a token that wait until the end of the step for the output's gradient.
 
     megatron/core/tensor_parallel/layers.py: the gradients of the logits of so many micro batches, and the

@@ -1,4 +1,4 @@
-"""The parallel layout of a job: its sizes, its GPUs, and what a user may change to fit a model on them."""
+"""Read the parallel layout of a job: its sizes, its GPUs, and the keys that fit a model on them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _SIZES = (
 )
 
 
-# The sizes that every layout has: field, key, and what a missing key means.
+# The sizes of every layout: field, key, and default.
 _LAYOUT = (
     *(("tensor", TENSOR, 1), ("pipeline", PIPELINE, 1), ("context", CONTEXT, 1), ("expert", EXPERT, 1)),
     *(("micro", MICRO, None), ("batch", GLOBAL, None), ("devices", DEVICES, None)),
@@ -89,14 +89,14 @@ _LAYOUT = (
 
 
 def read_parallel_config(values: Values) -> ParallelConfig | None:
-    """Return the sizes of a layout; None where one of them is not a size."""
+    """Return the sizes of a layout; None if one is invalid."""
     sizes: dict[str, Any] = {name: values.whole(key, default) for name, key, default in _LAYOUT}
     if None in sizes.values():
         return None
     virtual, tensor, pipeline = values.whole(VIRTUAL), sizes["tensor"], sizes["pipeline"]
     return ParallelConfig(
         **sizes,
-        virtual=virtual if virtual != 1 else None,  # NeMo reads 1 as none
+        virtual=virtual if virtual != 1 else None,  # NeMo reads 1 as null
         expert_tensor=values.whole(EXPERT_TENSOR, tensor) or tensor,
         group=values.whole(GROUP, pipeline) or pipeline,
     )
@@ -145,7 +145,7 @@ _NOBODY = "assumed: cluster.gpu is null"
 
 
 class CountedGpu(NamedTuple):
-    """A GPU, and the `source` that names it; `is_assumed` if none does, or not clearly."""
+    """A GPU, and the `source` that names it; `is_assumed` without a clear source."""
 
     gpu: Gpu
     source: str
@@ -158,9 +158,9 @@ class CountedGpu(NamedTuple):
 
 
 def gpu_of(resources: Resources, cluster_types: Sequence[str] = ()) -> CountedGpu:
-    """Return `cluster.gpu`, else what `cluster.gres` or the cluster names, else an assumption.
+    """Return `cluster.gpu`, else the GPU of `cluster.gres` or of the cluster, else an assumption.
 
-    `cluster_types` are the types of GPU that the cluster has, as far as they are known.
+    `cluster_types` are the types of GPU that the cluster has, as far as known.
     """
     table = {**GPUS, **resources.gpu_types}
     if resources.gpu is not None:
@@ -235,11 +235,10 @@ EVERYTHING = Recompute("full", "uniform", 1)
 def layout_of(values: Values, parallel: ParallelConfig) -> Layout:
     """Return the layout of a job's configuration."""
     sizes = parallel.tensor, parallel.pipeline, parallel.virtual, parallel.context, parallel.micro
-    return Layout(*sizes, values.flag(SEQUENCE), own_recompute(values))
+    return Layout(*sizes, values.flag(SEQUENCE), read_recompute(values))
 
 
-def parallel_config_with(values: Values, parallel: ParallelConfig, layout: Layout) -> ParallelConfig:
-    """Return the parallel sizes with those of a layout."""
+def apply_layout(values: Values, parallel: ParallelConfig, layout: Layout) -> ParallelConfig:
     expert_tensor = values.whole(EXPERT_TENSOR)
     return layout.of(parallel)._replace(
         expert_tensor=layout.tensor if expert_tensor is None else expert_tensor,
@@ -261,7 +260,7 @@ def changes_to(values: Values, layout: Layout) -> dict[str, Any]:
         layout_values[SPLIT_RANK] = layout.pipeline // 2
     if layout.counts_ends:
         layout_values.update(dict.fromkeys(COUNTED_ENDS, True))
-    if layout.recompute != own_recompute(values):
+    if layout.recompute != read_recompute(values):
         for stack in stacks_of(values):
             for name, value in zip(_RECOMPUTE, layout.recompute, strict=True):
                 layout_values[f"{stack.node}.{name}"] = value
@@ -274,7 +273,7 @@ def changes_to(values: Values, layout: Layout) -> dict[str, Any]:
     }
 
 
-def with_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def apply_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with dotted keys set; the parts without a change are shared."""
     changed = dict(config)
     for key, value in changes.items():
@@ -292,21 +291,21 @@ def distance(layout: Layout, own: Layout) -> float:
     """Return the distance of two layouts: doublings of sizes, and steps of recomputing more or less."""
     sizes = [(each.tensor, each.pipeline, each.context, each.micro) for each in (layout, own)]
     steps = sum(abs(math.log2(size / before)) for size, before in zip(*sizes, strict=True))
-    # These two hardly change what a step does, and follow from other sizes as often as not.
+    # These two hardly change a step, and often follow from other sizes.
     steps += abs(math.log2((layout.virtual or 1) / (own.virtual or 1))) / 2
     steps += (layout.sequence_parallel != own.sequence_parallel) / 2
     steps += (layout.counts_ends != own.counts_ends) / 2
     return steps + abs(effort(layout.recompute) - effort(own.recompute))
 
 
-def own_recompute(values: Values) -> Recompute:
-    """Return what a job's configuration recomputes."""
+def read_recompute(values: Values) -> Recompute:
+    """Return the recomputing of a job's configuration."""
     stacks = stacks_of(values)
     return recompute_of(values, stacks[0].node) if stacks else NOTHING
 
 
 def recompute_of(values: Values, node: str) -> Recompute:
-    """Return what is recomputed of the stack whose keys are below a node."""
+    """Return the recomputing of the stack with keys below a node."""
     granularity, method, layers = (f"{node}.{name}" for name in _RECOMPUTE)
     if values.raw(granularity) is None:
         return NOTHING
@@ -314,7 +313,7 @@ def recompute_of(values: Values, node: str) -> Recompute:
 
 
 def effort(recompute: Recompute) -> float:
-    """Return the steps from recomputing nothing."""
+    """Return the steps of recomputing above none at all."""
     if recompute.granularity != "full":
         return float(recompute.granularity == "selective")
     if recompute.method != "block":

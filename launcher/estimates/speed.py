@@ -13,7 +13,13 @@ from typing import NamedTuple
 
 from launcher.attained import Attained
 from launcher.estimates.parallelism import COUNTED_ENDS, OWN_ENDS, Layout, Stack, stacks_of
-from launcher.estimates.training import DISTRIBUTED, HALF, countable_model, has_fused_attention, model_type_of
+from launcher.estimates.training import (
+    DISTRIBUTED,
+    HALF,
+    has_fused_attention,
+    model_type_of,
+    read_countable_model,
+)
 from launcher.estimates.values import Values
 from slipway.arithmetic.gpus import Gpu
 from slipway.arithmetic.layout import ParallelConfig
@@ -30,13 +36,13 @@ _FUSED_BACKWARD = 2.5
 _OPTIMIZER_BYTES = 30
 # From here on a T5's vocabulary is that of mT5.
 _LARGE_VOCABULARY = 200_000
-# Features whose step time is unknown, as people call them.
+# Features without a known step time, by their usual names.
 NOT_TIMED = {
     "model.num_moe_experts": "how long experts take is not estimated",
     "model.multi_latent_attention": "how long multi-latent attention takes is not estimated",
     "model.window_size": "how long attention to a sliding window takes is not estimated",
 }
-# The size of a vocabulary whose tokenizer is unknown.
+# The size of a vocabulary with an unknown tokenizer.
 _VOCABULARY = 50_304
 
 
@@ -74,7 +80,7 @@ class ModelWork(NamedTuple):
 
 def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
     """Return the work of a job's model; None if one of its sizes is unknown, or it cannot be timed."""
-    model, stacks, family = countable_model(values), tuple(stacks_of(values)), model_type_of(values)
+    model, stacks, family = read_countable_model(values), tuple(stacks_of(values)), model_type_of(values)
     if model is None or values.reason(NOT_TIMED) is not None:
         return None
     vocabulary = vocabulary_size(model) or _VOCABULARY
@@ -137,7 +143,7 @@ class Speed:
         The pipeline's bubble is (p - 1) / v micro batches: Narayanan et al. 2021 (arXiv 2104.04473), section
         2.2.2. The other stages wait for the slowest one, which may be the last, for its logits.
         """
-        slowest = self._slowest(layout)
+        slowest = self._time_slowest(layout)
         bubble = (layout.pipeline - 1) / (layout.virtual or 1)
         seconds = slowest * (parallel.micro_batches(self._nodes) + bubble)
         seconds += self._data_parallel(layout, parallel, slowest) + self._optimizer(layout, parallel)
@@ -146,7 +152,7 @@ class Speed:
         seconds *= 1 + table.straggling * log2(self._nodes)
         return seconds * table.engines[self._work.engine] * table.families[self._work.family]
 
-    def _slowest(self, layout: Layout) -> float:
+    def _time_slowest(self, layout: Layout) -> float:
         """Return the seconds of the slowest stage for a micro batch, forward and backward."""
         stacks, logits = self._work.stacks, self._logits(layout)
         if layout.pipeline == 1:
@@ -157,7 +163,7 @@ class Speed:
             seconds = self._stage(stack, layout, layers)
             if stack is stacks[-1]:
                 seconds = max(seconds, self._stage(stack, layout, last) + logits)
-            longest = max(longest, seconds + self._handing_over(stack, layout))
+            longest = max(longest, seconds + self._time_handover(stack, layout))
         return longest
 
     def _layers_of(self, stack: Stack, layout: Layout) -> tuple[int, int]:
@@ -171,7 +177,7 @@ class Speed:
         return max(most, first or 0), (most if last is None else last) - loss
 
     def _stage(self, stack: Stack, layout: Layout, layers: int) -> float:
-        """Return the seconds of layers for a micro batch, forward and backward, with what is recomputed."""
+        """Return the seconds of layers for a micro batch, forward and backward, with recomputing."""
         # The parts of a layout that a layer depends on, which thousands of layouts share.
         alike = stack, layout.tensor, layout.context, layout.micro, layout.sequence_parallel
         if alike not in self._layers:
@@ -194,7 +200,7 @@ class Speed:
         whole = 22 * tokens * stack.hidden / (tensor if layout.sequence_parallel else 1)
         inner = (6 if stack.is_gated else 4) * tokens * stack.ffn / tensor
         moved = (whole + inner) / self._memory
-        # FP8 casts what goes into a product: forward its input, backward the gradient of its output.
+        # FP8 casts the operand of a product: forward its input, backward the gradient of its output.
         casts = self._attained.casts * tokens / self._memory if self.counts_fp8 else 0.0
         cast, cast_backward = (casts * sum(side[way] for side in sides) for way in (0, 1))
         # A sum over the ranks behind each attention and the MLP; both schemes send as much, as an all-reduce
@@ -227,7 +233,7 @@ class Speed:
                 again = 2 * computed
             sent = 2 * 2 * layout.micro * attended * stack.kv_width / tensor * (context - 1) / context
             around = sent / self._link(tensor * context)
-            # Keys and values of the other ranks arrive while what is there is computed with; backward, their
+            # Keys and values of the other ranks arrive while the present ones are used; backward, their
             # gradients go around too.
             forward += max(computed, around)
             backward += max(again, 2 * around)
@@ -249,7 +255,7 @@ class Speed:
             self._ends[key] = 3 * product + 16 * tokens * share / self._memory
         return self._ends[key]
 
-    def _handing_over(self, stack: Stack, layout: Layout) -> float:
+    def _time_handover(self, stack: Stack, layout: Layout) -> float:
         """Return the seconds that a stage waits for sending a micro batch on and back.
 
         Megatron numbers the ranks by tensor, context, data and pipeline (megatron/core/parallel_state.py):
@@ -272,7 +278,7 @@ class Speed:
         link = self._ring(layout.tensor, group)
         each = self._work.parameters / (layout.tensor * layout.pipeline) * (group - 1) / group / link
         gradients, parameters = self._work.gradient_bytes * each, 2 * each
-        if not self._work.shares_optimizer:  # an all-reduce, and nothing to gather
+        if not self._work.shares_optimizer:  # an all-reduce without a gather
             gradients, parameters = 2 * gradients, 0.0
         if not self._work.overlaps_data:
             return gradients + parameters

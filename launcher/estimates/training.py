@@ -57,8 +57,8 @@ HALF = ("bf16", "bfloat16")
 _PRECISIONS = ("bf16", "16", "32")
 
 
-def countable_model(values: Values) -> Mapping[str, Any] | None:
-    """Return the `model` node; None if one of its sizes is missing or none: counting then never fails."""
+def read_countable_model(values: Values) -> Mapping[str, Any] | None:
+    """Return the `model` node; None if one of its sizes is missing or invalid: counting then never fails."""
     model, stacks = values.node("model"), stacks_of(values)
     if model is None or not stacks:
         return None
@@ -77,7 +77,7 @@ def countable_model(values: Values) -> Mapping[str, Any] | None:
     experts = values.raw("model.num_moe_experts")
     is_countable = (
         all(needed)
-        # Megatron reads 0 as none.
+        # Megatron reads 0 as null.
         and all(values.raw(key) in (None, 0) or values.whole(key) for key in (*optional, *_OF_MODEL))
         and all(values.raw(key) is None or values.node(key) is not None for key in _NODES)
         and (model_type_of(values) == "gpt" or not (experts or latent))
@@ -142,7 +142,7 @@ class ModelSize(NamedTuple):
 
 def model_size(values: Values) -> ModelSize | None:
     """Return the sizes of a job's model; None where one is missing or invalid, or the vocabulary unknown."""
-    model, model_type = countable_model(values), model_type_of(values)
+    model, model_type = read_countable_model(values), model_type_of(values)
     vocabulary = vocabulary_size(model) if model is not None else None
     if model is None or vocabulary is None:
         return None
@@ -156,13 +156,13 @@ def model_size(values: Values) -> ModelSize | None:
 
 # --- a training
 
-# Features whose weights or activations are not counted, as people call them.
+# Features without a count of weights or activations, by their usual names.
 _NOT_COUNTED = {
     "model.mtp_num_layers": "multi-token prediction is not counted yet",
     "model.moe_latent_size": "experts in a latent space are not counted yet",
     "model.pipeline_model_parallel_layout": "layers that are listed by stage are not counted yet",
     "model.fsdp": "FSDP is not counted yet",
-    "model.cpu_offloading": "what is offloaded to the host is not counted yet",
+    "model.cpu_offloading": "memory of the host is not counted yet",
 }
 
 
@@ -214,7 +214,7 @@ class Training:
 def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training | None:
     """Return the training of a job's configuration; None if it cannot be counted with."""
     values = Values(config)
-    parallel, model = read_parallel_config(values), countable_model(values)
+    parallel, model = read_parallel_config(values), read_countable_model(values)
     if parallel is None or model is None or not fits(parallel, nodes):
         return None
     if values.raw("trainer.accelerator") == "cpu" or values.reason(_NOT_COUNTED):
@@ -227,9 +227,9 @@ def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training 
     return Training(values, engine, parallel, *counts, parts, stacks)
 
 
-def uncounted(values: Values) -> str | None:
+def find_unsupported_feature(values: Values) -> str | None:
     """Return why a training of a valid configuration cannot be counted with; None if it can."""
-    reason, model = values.reason(_NOT_COUNTED), countable_model(values)
+    reason, model = values.reason(_NOT_COUNTED), read_countable_model(values)
     if reason is None and model is not None and vocabulary_size(model) is None:
         key = "model.override_vocab_size"
         return f"the size of the tokenizer's vocabulary is not known here; {full(key)}=... says it"
@@ -259,11 +259,11 @@ def stages_of(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
     """Return the chunks of each pipeline stage; None if the layers cannot be shared out."""
     pipeline = training.parallel.pipeline
     if len(training.stacks) == 1:
-        return _of_one_stack(training)
+        return _split_one_stack(training)
     if pipeline == 1:
         layers = tuple(stack.layers for stack in training.stacks)
         return ((Chunk(layers, embeds=True, closes=(True, True)),),)
-    return _of_two_stacks(training.stacks)
+    return _split_two_stacks(training.stacks)
 
 
 def parameters_of(parts: Parts, stage: tuple[Chunk, ...]) -> Size:
@@ -292,7 +292,7 @@ def layers_of(stack: StackParameters, layers: int, sparse: int) -> Size:
     return stack.layer * (layers - sparse) + stack.sparse * sparse
 
 
-def _of_one_stack(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
+def _split_one_stack(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
     values, pipeline, virtual = training.values, training.parallel.pipeline, training.parallel.virtual or 1
     first, last = ([] if end is None else [end] for end in map(values.whole, OWN_ENDS))
     # The embedding, or the loss, may take the place of a layer.
@@ -318,8 +318,8 @@ def _of_one_stack(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
     return tuple(map(tuple, chunks))
 
 
-def _of_two_stacks(stacks: tuple[Stack, ...]) -> tuple[tuple[Chunk, ...], ...] | None:
-    """Return the encoder's stages, then the decoder's, whose first one embeds too."""
+def _split_two_stacks(stacks: tuple[Stack, ...]) -> tuple[tuple[Chunk, ...], ...] | None:
+    """Return the encoder's stages, then the decoder's; its first one embeds too."""
     encoder, decoder = stacks
     if encoder.layers % encoder.stages or decoder.layers % decoder.stages:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-# Larger factors are found beside their small partners alone: a slip of many digits must not take minutes.
+# Larger factors are found only by their small partners: a slip of many digits must not take minutes.
 _MOST_TRIED = 10**6
 # NeMo's nodes, and our trainer's own, as a job's configuration names them; the user's tree has them below
 # `training`.
@@ -31,7 +31,7 @@ class Values:
     config: Mapping[str, Any]
 
     def raw(self, key: str) -> Any:
-        """Return the value of a key as it stands; None where there is none."""
+        """Return the raw value of a key; None if missing."""
         node: Any = self.config
         for name in key.split("."):
             # Asking an abstract class is slow, and a layout search reads thousands of layouts.
@@ -41,19 +41,19 @@ class Values:
         return node
 
     def node(self, key: str) -> Mapping[str, Any] | None:
-        """Return the keys below a key; None if it holds a value, or nothing."""
+        """Return the keys below a key; None for a value, or if missing."""
         value = self.raw(key)
         return value if isinstance(value, (dict, Mapping)) else None
 
     def whole(self, key: str, default: int | None = None, least: int = 1) -> int | None:
-        """Return a whole number of at least `least`; the default where there is none."""
+        """Return a whole number of at least `least`; the default if missing."""
         value = self.raw(key)
         if value is None:
             return default
         return value if is_whole(value) and value >= least else None
 
     def number(self, key: str, default: float | None = None) -> float | None:
-        """Return a finite number; the default where there is none."""
+        """Return a finite number; the default if missing."""
         value = self.raw(key)
         if value is None:
             return default
@@ -65,7 +65,7 @@ class Values:
         return value if isinstance(value, bool) else default
 
     def reason(self, reasons: Mapping[str, str]) -> str | None:
-        """Return the first of some keys that is set, with its value and its reason; None if none is."""
+        """Return the first of some keys that is set, with its value and its reason."""
         set_keys = (key for key in reasons if self.raw(key))
         return next((f"{full(key)}={self.raw(key)}: {reasons[key]}" for key in set_keys), None)
 

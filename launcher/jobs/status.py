@@ -13,7 +13,7 @@ from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch, req
 from launcher.jobs.lookup import RunRef
 from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import JobRef, JobStatus, Scheduler
-from launcher.schedulers.chain_status import from_marks_alone, may_go_on
+from launcher.schedulers.chain_status import may_go_on, read_marks_alone
 from launcher.slurm.notations import compress_tasks
 from launcher.slurm.states import State, why_waiting
 from slipway.common.node.marks import cancelled_by, chain_end, read_attempts
@@ -131,7 +131,7 @@ def _ask_scheduler(launches: Sequence[Launch]) -> dict[Path, LaunchStatus]:
     except UserError as error:
         unanswered = error.message.splitlines()[0]
         unknown = JobStatus(State.UNKNOWN, unanswered)
-        marked = (from_marks_alone(ref) for _, ref in tracked)
+        marked = (read_marks_alone(ref) for _, ref in tracked)
         statuses = [status if status and status.state.is_final else unknown for status in marked]
     answers = {}
     for (launch, _), status in zip(tracked, statuses, strict=True):

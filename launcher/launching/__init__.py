@@ -33,7 +33,7 @@ from launcher.runs.write import (
 from launcher.schedulers import scheduler_for
 from launcher.schedulers.base import NoAnswer, Scheduler
 from launcher.schedulers.local import turn_holder
-from launcher.slurm.sbatch_options import combined_dependency
+from launcher.slurm.sbatch_options import combine_dependency
 from launcher.stages.image import STAGE as IMAGE
 from slipway.common.files import write_atomic
 from slipway.common.node.excluded import ExcludedNode, read_excluded
@@ -91,7 +91,7 @@ class _PreparedLaunch:
         is_judged_later = before.is_chain or not self.needs_success_of(before.stage)
         condition = "afterany" if is_judged_later else "afterok"
         key = f"{self.draft.plan.job.stage}.run.dependency"
-        return combined_dependency(self.dependency, f"{condition}:{':'.join(jobs)}", key)
+        return combine_dependency(self.dependency, f"{condition}:{':'.join(jobs)}", key)
 
 
 def launch(draft: Draft, request: Request, *, report: CheckReport | None = None) -> Launch:
@@ -285,7 +285,7 @@ def _submit_links(stage: _PreparedLaunch, first: str) -> list[str]:
     own, key = manifest.after or stage.dependency, f"{manifest.stage}.run.dependency"
     submission = replace(stage.launch.submission, exclude=_format_excluded(stage))
     for link in range(2, manifest.links + 1):
-        after = combined_dependency(own, f"afterany:{before}", key)
+        after = combine_dependency(own, f"afterany:{before}", key)
         which = f"link {link} of {manifest.links}"
         try:
             before = submit(stage.scheduler, replace(submission, link=link, after=after))

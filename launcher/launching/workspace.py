@@ -46,7 +46,9 @@ def _prepare(report: CheckReport) -> list[str]:
         # sbatch says beforehand why salloc would refuse or wait.
         report = show_to_scheduler(report)
         require_passed([report])
-        warnings += [finding.message for finding in report.of(Severity.WARNING) if finding.id == SCHEDULER]
+        warnings += [
+            finding.message for finding in report.select(Severity.WARNING) if finding.id == SCHEDULER
+        ]
     with draft.composition.annotated():
         make_directories(plan.job.directories, draft.results_key)
     return warnings

@@ -16,9 +16,9 @@ from slipway.common.node.marks import JobAttempt, read_attempts
 class ChainJobs:
     """The statuses of the known jobs of a chain by their ids, in the order of their links.
 
-    `numbers` are those of their links, from 1 on; the job of a link between them may not be known. `current`
-    is the number of the link that counts now. With `is_repeated` the jobs are those of a stage that is
-    submitted again and again; the first one comes last.
+    `numbers` are those of their links, from 1 on; the job of a link between them may be unknown. `current` is
+    the number of the current link. With `is_repeated` the jobs are those of a repeatedly submitted stage; the
+    first one comes last.
     """
 
     current: int
@@ -29,7 +29,6 @@ class ChainJobs:
 
     @property
     def job_id(self) -> str:
-        """Return the id of the current job."""
         return list(self.jobs)[self.numbers.index(self.current)]
 
     @property
@@ -39,7 +38,6 @@ class ChainJobs:
 
     @property
     def after_current(self) -> list[str]:
-        """Return the ids of the jobs after the current one."""
         if self.is_repeated:
             return [job_id for job_id in self.jobs if job_id != self.job_id]
         return list(self.jobs)[self.numbers.index(self.current) + 1 :]
@@ -52,11 +50,11 @@ class ChainJobs:
 class JobStatus:
     """A job as its scheduler sees it.
 
-    `reason` is the scheduler's own word: why a job waits, how it ended; `why` is the job's own judgement of
-    its end, if it says more. `elapsed` is the time it ran, as ``[D-]HH:MM:SS``, `restarts` how often it was
-    requeued. `tasks` are the states of an array's tasks by their numbers, which the other fields summarize;
-    of the jobs of a `chain` they are about the current one. `ended` is the time in Unix seconds at which a
-    job that left no mark of its end ended, if the scheduler was asked for that.
+    `reason` is the scheduler's word for the wait or the end of a job; `why` is the job's own judgement of its
+    end, if it says more. `elapsed` is the time it ran, as ``[D-]HH:MM:SS``, `restarts` counts its requeues.
+    `tasks` are the states of an array's tasks by their numbers, which the other fields summarize; of a
+    `chain` they describe the current job. `ended` is the end in Unix seconds of a job without a mark of it,
+    if the scheduler was asked.
     """
 
     state: State
@@ -81,7 +79,7 @@ class JobStatus:
 
     @property
     def full_reason(self) -> str | None:
-        """Return the reason and why the job ended so, in one line."""
+        """Return the reason and the job's judgement in one line."""
         return ": ".join(part for part in (self.reason, self.why) if part) or None
 
     @property
@@ -96,10 +94,10 @@ class JobRef:
 
     `links` are their ids by the numbers of their links, ``{1: "17"}`` without a chain; a point of a sweep is
     one task of an array, ``17_2``. `tags` are those that the marks may have, first the launch's own. The last
-    one is in the name of the submitted script: a job of the same id without it is another one, of a Slurm
-    whose ids began again. Without a queue the job runs on `host`, from which it was submitted. A chain has
-    `max_links` jobs at most; with `is_repeated` its further ones are those of a stage that is submitted again
-    and again while a training goes on. `marks` keeps the attempts that were read for one question.
+    one is in the name of the submitted script: without it, a job of this id is another one, after Slurm reset
+    its ids. Without a queue the job runs on `host`, from which it was submitted. A chain has `max_links` jobs
+    at most; with `is_repeated` its further ones are those of a stage that is resubmitted while a training
+    goes on. `marks` caches the attempts for one question.
     """
 
     links: Mapping[int, str]
@@ -151,12 +149,11 @@ class JobRef:
 
     @property
     def submitted_tag(self) -> str:
-        """Return the tag in the name of the submitted script."""
         return self.tags[-1]
 
 
 class Acceptance(NamedTuple):
-    """The answer to a script that is accepted: what its job would wait for, and what the site says of it."""
+    """The answer to an accepted script: the reason for which its job would wait, and the site's message."""
 
     waits: str | None = None
     notice: str | None = None
@@ -204,10 +201,10 @@ class Scheduler(Protocol):
     """
 
     def ignored_environment(self) -> dict[str, str]:
-        """Return the variables of the user's shell that would have changed the submission, and do not."""
+        """Return the variables of the user's shell that the submission ignores."""
 
     def validate(self, script_text: str) -> Acceptance:
-        """Return what is said of a job of this script; raise UserError if it would be refused."""
+        """Return the scheduler's answer to a script; raise UserError if it would refuse the job."""
 
     def submit(self, submission: Submission) -> str:
         """Submit a script; return the job's id."""
@@ -216,7 +213,7 @@ class Scheduler(Protocol):
         """Return the jobs that submissions became, those of all links of a chain, with one question."""
 
     def locate(self, job_id: str) -> Path | None:
-        """Return the script that a job was submitted with; ``None`` for a job that is not known."""
+        """Return the submitted script of a job; ``None`` for an unknown job."""
 
     def scripts(self) -> Sequence[Path]:
         """Return the scripts of this user's jobs that the scheduler still knows."""
@@ -227,6 +224,6 @@ class Scheduler(Protocol):
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         """Act on jobs, in no order, with few questions; return the errors by job.
 
-        What is to save saves and leaves, as before a time limit. A refusal about one job keeps nothing from
-        the others; a job to release that is not held is `NotHeld`.
+        SAVE makes jobs save and end, as before a time limit. A refusal of one job does not affect the others;
+        releasing a job that is not held is `NotHeld`.
         """

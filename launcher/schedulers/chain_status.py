@@ -1,4 +1,4 @@
-"""The status of a chain, whose jobs continue one another, from the statuses of its jobs and their marks.
+"""Derive the status of a chain of jobs from the statuses of its jobs and their marks.
 
 Successors that are pending or cancelled do not change the state of a chain whose work is done, or that
 has ended.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus
-from launcher.schedulers.job_status import ANOTHER_JOB, from_marks, status_of_attempt
+from launcher.schedulers.job_status import ANOTHER_JOB, read_marks, status_of_attempt
 from launcher.slurm.states import State
 from slipway.common.node.marks import ChainEnd, JobAttempt, chain_end
 
@@ -22,8 +22,8 @@ _LEFT = "it left without doing anything: the chain had ended"
 def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
     """Return the status of a chain from those of its jobs, the first link first.
 
-    It is that of the current link: the one that runs, or else the next one that waits; when the chain has
-    ended, the last one that did something.
+    It is that of the current link: the running one, else the next waiting one; of a chain that has ended, the
+    last one that trained.
     """
     if ref.is_repeated and len(ref.links) > 1:
         return _status_of_repeated(ref, statuses)
@@ -31,38 +31,38 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
         # Its marks are read only if they may count.
         marked = ref.attempts(ref.job_id) if statuses[0].state is State.NODE_FAIL else []
         own = [attempt for attempt in marked if attempt.is_of(ref.tags)]
-        return _as_marked_done(statuses[0], own[-1] if own else None)
+        return _apply_done_mark(statuses[0], own[-1] if own else None)
     end = chain_end(ref.launch_dir)
-    links, attempts = _own_links(ref, statuses)
+    links, attempts = _select_own_links(ref, statuses)
     jobs, numbers = list(links.jobs), links.numbers
     statuses = [
-        _unless_it_left(_as_marked_done(status, attempts.get(job)), attempts.get(job), end)
+        _apply_left_mark(_apply_done_mark(status, attempts.get(job)), attempts.get(job), end)
         for job, status in links.jobs.items()
     ]
-    index = _current(jobs, statuses, attempts, end)
+    index = _find_current(jobs, statuses, attempts, end)
     links = replace(links, current=numbers[index], jobs=dict(zip(jobs, statuses, strict=True)))
     status = replace(statuses[index], chain=links)
     if status.state is State.PENDING and index:
         before = statuses[index - 1]
         why = f" ({before.full_reason})" if before.full_reason else ""
-        return _adding_reason(status, f"link {numbers[index - 1]} was {before.state.value}{why}")
-    if end is not None and _ended_by_user_between(status, attempts.get(links.job_id), end):
+        return _add_reason(status, f"link {numbers[index - 1]} was {before.state.value}{why}")
+    if end is not None and _is_ended_by_user(status, attempts.get(links.job_id), end):
         return replace(status, state=State.CANCELLED, reason=f"by {end.by}", exit_code=None, why=None)
     if not status.state.is_final or status.state.is_good:
         return status
     if end is not None:
         says_all = status.state is State.CANCELLED or not end.by.startswith(_JOB)
-        return status if says_all else _adding_reason(status, end.why)
+        return status if says_all else _add_reason(status, end.why)
     status = replace(status, reason=status.full_reason)
     if status.state is State.CANCELLED and links.job_id not in attempts:
         return status  # before it began, and so before it could submit the next one
     if links.current == ref.max_links:
-        return _adding_reason(status, f"the last of {ref.max_links} links")
-    return _adding_reason(status, f"link {links.current} of {ref.max_links}, and the next one is not known")
+        return _add_reason(status, f"the last of {ref.max_links} links")
+    return _add_reason(status, f"link {links.current} of {ref.max_links}, and the next one is not known")
 
 
 def _status_of_repeated(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
-    """Return the status of the job that runs, or of the first, which waits for the end of the training."""
+    """Return the status of the running job, or of the first, which waits for the end of the training."""
     runs = [index for index, status in enumerate(statuses) if status.state.is_live]
     running = [index for index in runs if statuses[index].state is not State.PENDING]
     index = running[-1] if running else 0
@@ -71,7 +71,7 @@ def _status_of_repeated(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus
     return replace(statuses[index], chain=links)
 
 
-def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, dict[str, JobAttempt]]:
+def _select_own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, dict[str, JobAttempt]]:
     """Return the jobs of a chain without those of another launch, and the last attempt of each that began.
 
     A run may have been removed while its chain waited, and launched again: a job of the old chain then has
@@ -88,14 +88,14 @@ def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, d
     return ChainJobs(1, ref.max_links, dict(known.values()), list(known)), own
 
 
-def _as_marked_done(status: JobStatus, attempt: JobAttempt | None) -> JobStatus:
-    """Return the status of a job; that of its mark if a node failed when all was done."""
+def _apply_done_mark(status: JobStatus, attempt: JobAttempt | None) -> JobStatus:
+    """Return the status of a job, or of its mark if a node failed after the end of the training."""
     if status.state is State.NODE_FAIL and attempt is not None and attempt.verdict == "done":
         return replace(status_of_attempt(attempt), restarts=status.restarts)
     return status
 
 
-def _unless_it_left(status: JobStatus, attempt: JobAttempt | None, end: ChainEnd | None) -> JobStatus:
+def _apply_left_mark(status: JobStatus, attempt: JobAttempt | None, end: ChainEnd | None) -> JobStatus:
     """Return the status of a link, by its last attempt; CANCELLED if it left without doing anything."""
     is_good = status.state.is_good
     left = end is not None and (is_good if attempt is None else attempt.number < status.restarts)
@@ -108,11 +108,11 @@ def _unless_it_left(status: JobStatus, attempt: JobAttempt | None, end: ChainEnd
     )
 
 
-def from_marks_alone(ref: JobRef) -> JobStatus | None:
-    """Return how a launch's job, or its chain, ended by its marks alone; ``None`` if they do not tell."""
-    marked = [from_marks(job, job.job_id) for job in ref.jobs]
+def read_marks_alone(ref: JobRef) -> JobStatus | None:
+    """Return the final status of a launch's job or chain by its marks alone; ``None`` if unknown."""
+    marked = [read_marks(job, job.job_id) for job in ref.jobs]
     if ref.max_links == 1:
-        return marked[0]  # of a stage that is repeated the one after the training
+        return marked[0]  # of a repeated stage, the one after the training
     if not any(marked):
         return None
     unknown = JobStatus(State.UNKNOWN, "it left no mark")
@@ -123,15 +123,14 @@ def from_marks_alone(ref: JobRef) -> JobStatus | None:
 
 
 def may_go_on(ref: JobRef, status: JobStatus) -> bool:
-    """Return True if a chain that has ended may have a link that nobody has recorded."""
+    """Return True if a chain that has ended may have an unrecorded link."""
     is_over = status.state.is_final and not status.state.is_good
     return is_over and len(ref.links) < ref.max_links and chain_end(ref.launch_dir) is None
 
 
-def _current(
+def _find_current(
     jobs: Sequence[str], statuses: Sequence[JobStatus], attempts: dict[str, JobAttempt], end: ChainEnd | None
 ) -> int:
-    """Return the index of the current link."""
     waits = [index for index, status in enumerate(statuses) if status.state is State.PENDING]
     alive = [index for index, status in enumerate(statuses) if status.state.is_live and index not in waits]
     began = [index for index, job_id in enumerate(jobs) if job_id in attempts]
@@ -143,12 +142,12 @@ def _current(
     return waits[0] if waits else len(jobs) - 1
 
 
-def _ended_by_user_between(status: JobStatus, attempt: JobAttempt | None, end: ChainEnd) -> bool:
-    """Return True if somebody ended a chain while its next link waited and none ran."""
+def _is_ended_by_user(status: JobStatus, attempt: JobAttempt | None, end: ChainEnd) -> bool:
+    """Return True if a user ended a chain while its next link waited and no link ran."""
     if end.by.startswith(_JOB) or not status.state.is_final or status.state.is_good:
         return False
     return attempt is None or attempt.ended is None or end.ended is None or attempt.ended < end.ended
 
 
-def _adding_reason(status: JobStatus, addition: str) -> JobStatus:
+def _add_reason(status: JobStatus, addition: str) -> JobStatus:
     return replace(status, reason=f"{status.reason}; {addition}" if status.reason else addition, why=None)

@@ -1,4 +1,4 @@
-"""The status of a job or of a job array, from the queue, the accounting and the job's own marks.
+"""Derive the status of a job or job array from the queue, the accounting and the job's own marks.
 
 A launch that is an array is one training several times, one task after another.
 """
@@ -38,17 +38,16 @@ _LIVE_STATES = (State.RUNNING, State.COMPLETING, State.SUSPENDED, State.PENDING)
 INTERRUPTED_REASON = "saved before its end: launching again continues"
 LEFT_REASON = "left before its end, with nothing new saved: launching again continues"
 
-ANOTHER_JOB = "Slurm has another job of this id now, and tells nothing of this one"
+ANOTHER_JOB = "Slurm has reused this job id; the old job's state is unknown"
 _FORGOTTEN = "the scheduler does not know this job"
 # Why Slurm itself cancels a job (--kill-on-invalid-dep), such as a stage whose parent failed.
-_NEVER = ("DependencyNeverSatisfied", "what it waited for failed, or cannot happen any more")
+_NEVER = ("DependencyNeverSatisfied", "its dependency failed, or can no longer be satisfied")
 # Slurm keeps no record of a task that was cancelled by its number before it began.
 _CANCELLED_BEFORE = JobStatus(State.CANCELLED, "before it began")
-_NOT_BEGUN = JobStatus(State.UNKNOWN, "it has not begun, as far as its marks tell")
+_NOT_BEGUN = JobStatus(State.UNKNOWN, "it has not begun, by its marks")
 
 
 def status_of(record: Record) -> JobStatus:
-    """Return the status that one record tells."""
     state, code = record.state, record.exit_code
     if state is State.UNKNOWN:
         reason = f"Slurm says {record.word!r}"
@@ -63,13 +62,13 @@ def status_of(record: Record) -> JobStatus:
     return replace(status, reason=_reason(state, record))
 
 
-def from_marks(ref: JobRef, job_id: str | None = None) -> JobStatus | None:
-    """Return the status that a job's own marks tell; ``None`` without marks.
+def read_marks(ref: JobRef, job_id: str | None = None) -> JobStatus | None:
+    """Return a job's status by its own marks; ``None`` without marks.
 
-    A job that began and recorded no end is UNKNOWN: it may run, and it may have been killed. So is the task
-    of an array that has not begun. With `job_id` the marks of other jobs, or tasks, are ignored.
+    A job that began and recorded no end is UNKNOWN: it may run, and it may have been killed. So is an array's
+    task that has not begun. With `job_id` the marks of other jobs, or tasks, are ignored.
     """
-    marked = _marked(ref.attempts(job_id))
+    marked = _read_marked(ref.attempts(job_id))
     if None in marked or not marked:
         return marked.get(None)
     task = (job_id or "").partition("_")[2]
@@ -79,8 +78,8 @@ def from_marks(ref: JobRef, job_id: str | None = None) -> JobStatus | None:
     return sum_up({**dict.fromkeys(declared_tasks(ref.launch_dir), _NOT_BEGUN), **tasks})
 
 
-def or_cancelled(status: JobStatus, ref: JobRef) -> JobStatus:
-    """Return CANCELLED for a job that is gone and was cancelled with Slipway: its own marks cannot tell."""
+def mark_cancelled(status: JobStatus, ref: JobRef) -> JobStatus:
+    """Return CANCELLED for a gone job that Slipway cancelled: its own marks cannot show that."""
     user = cancelled_by(ref.launch_dir, ref.job_id)
     if user is None or status.state not in (State.UNKNOWN, State.FAILED, State.CANCELLED):
         return status
@@ -90,9 +89,9 @@ def or_cancelled(status: JobStatus, ref: JobRef) -> JobStatus:
 def status_of_job(
     ref: JobRef, live: Sequence[Record], accounted: Sequence[Record], blind: str | None = None
 ) -> JobStatus:
-    """Return the status of a job from its marks and all that Slurm tells about its id, in squeue and sacct.
+    """Return the status of a job from its marks and Slurm's records of its id, from squeue and sacct.
 
-    A record without the job's tag is of another job: the ids began again, or it is another Slurm. `blind`
+    A record without the job's tag is of another job: Slurm reset its ids, or it is another Slurm. `blind`
     says why the accounting could not be asked.
     """
     ours = [record for record in live if record.tag == ref.submitted_tag]
@@ -100,30 +99,30 @@ def status_of_job(
     accounted = [record for record in accounted if record.command or record.work_dir]
     past = [record for record in accounted if not record.command or record.tag == ref.submitted_tag]
     if ours or past:
-        status = _of_job(ref, ours, past)
+        status = _resolve_job(ref, ours, past)
         # The queue does not know who cancelled it.
         by_nobody = status.state is State.CANCELLED and status.reason in (None, _CANCELLED_BEFORE.reason)
         is_lost = status.state is State.UNKNOWN and ref.task is not None
-        return or_cancelled(status, ref) if by_nobody or is_lost else status
+        return mark_cancelled(status, ref) if by_nobody or is_lost else status
     is_another = bool(live or accounted)
     forgotten = f"not in the queue; {blind}" if blind else _FORGOTTEN
-    marked = from_marks(ref, ref.job_id)
+    marked = read_marks(ref, ref.job_id)
     unknown = JobStatus(State.UNKNOWN, ANOTHER_JOB if is_another else forgotten)
-    return or_cancelled(marked or unknown, ref)
+    return mark_cancelled(marked or unknown, ref)
 
 
-def _of_job(ref: JobRef, live: Sequence[Record], past: Sequence[Record]) -> JobStatus:
+def _resolve_job(ref: JobRef, live: Sequence[Record], past: Sequence[Record]) -> JobStatus:
     """Return the status of a job that Slurm knows."""
-    # The queue tells all of a live job; of an array it does not, because it forgets ended tasks.
+    # The queue has the whole record of a live job, but forgets ended tasks of an array.
     is_alive = any(record.state.is_live and record.task is None for record in live)
-    marked = {} if is_alive else _marked(ref.attempts(ref.job_id))
-    by_live, by_past = _by_task(live), _by_task(past)
+    marked = {} if is_alive else _read_marked(ref.attempts(ref.job_id))
+    by_live, by_past = _group_by_task(live), _group_by_task(past)
 
     def resolved(number: int | None) -> JobStatus:
         own = marked.get(number)
         status = resolve(by_live.get(number), by_past.get(number), own)
         is_unmarked = status.state is State.FAILED and number is None and not (own and own.state.is_final)
-        return replace(status, why=said_by_log(ref)) if is_unmarked else status
+        return replace(status, why=read_log_reason(ref)) if is_unmarked else status
 
     if (task := ref.task) is not None:
         # The accounting has one record for tasks that wait together, and does not learn that one is gone.
@@ -139,18 +138,18 @@ def _of_job(ref: JobRef, live: Sequence[Record], past: Sequence[Record]) -> JobS
 def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStatus | None) -> JobStatus:
     """Choose between the queue, the accounting and the job's own marks.
 
-    The queue is believed while it says that the job waits or runs; then the accounting, then the queue's
-    memory of jobs that ended lately (``MinJobAge``), then the marks. Otherwise the job is UNKNOWN.
+    The queue decides while the job waits or runs; then the accounting, then the queue's memory of jobs that
+    ended lately (``MinJobAge``), then the marks. Otherwise the job is UNKNOWN.
 
     Each is ``None`` if it was not asked, or does not know the job.
     """
     if live and live.state.is_live:
         return live
-    # A late source tells of an earlier attempt, before a requeue.
+    # A late source has an earlier attempt, before a requeue.
     newest = max((status.restarts for status in (live, accounted, marked) if status), default=0)
     for status in (accounted, live, marked):
         if status and status.state.is_final and status.restarts == newest:
-            return _with_code(_filled(status, live, accounted, marked), marked, live)
+            return _take_code(_fill(status, live, accounted, marked), marked, live)
     if accounted and accounted.state.is_live:
         # Slurm leaves "runaway" jobs behind that the accounting believes alive for ever; and it is late.
         word = accounted.state.value
@@ -162,8 +161,8 @@ def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStat
     return marked or live or accounted or JobStatus(State.UNKNOWN, _FORGOTTEN)
 
 
-def said_by_log(ref: JobRef) -> str | None:
-    """Return what a job's log tells of its end; for one that left no mark of it, as on a full disk."""
+def read_log_reason(ref: JobRef) -> str | None:
+    """Return the reason of a job's end by its log, if it left no mark, as on a full disk."""
     from slipway.common.node.evidence import evidence  # late, as the next: most jobs left a mark
     from slipway.common.node.judging import Facts, judge
 
@@ -176,8 +175,8 @@ def said_by_log(ref: JobRef) -> str | None:
     return None
 
 
-def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
-    """Return the last attempt of each task; that of a job without tasks under ``None``."""
+def _group_by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
+    """Return the last attempt of each task; of a job without tasks, under ``None``."""
     statuses: dict[int | None, JobStatus] = {}
     attempts: dict[int | None, int] = {}
     for record in records:
@@ -189,8 +188,8 @@ def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
     return statuses
 
 
-def _marked(attempts: Sequence[JobAttempt]) -> dict[int | None, JobStatus]:
-    """Return the last attempt of each task by its marks; of several jobs that of the last one."""
+def _read_marked(attempts: Sequence[JobAttempt]) -> dict[int | None, JobStatus]:
+    """Return the last attempt of each task of the last job by its marks."""
     last = attempts[-1].job_id.partition("_")[0] if attempts else None
     statuses: dict[int | None, JobStatus] = {}
     for attempt in attempts:
@@ -199,8 +198,8 @@ def _marked(attempts: Sequence[JobAttempt]) -> dict[int | None, JobStatus]:
     return statuses
 
 
-def _filled(status: JobStatus, *others: JobStatus | None) -> JobStatus:
-    """Fill what one source does not tell from the others, unless they tell of another ending."""
+def _fill(status: JobStatus, *others: JobStatus | None) -> JobStatus:
+    """Fill missing fields from other sources with the same ending."""
     for other in others:
         if other and (other.state, other.restarts) == (status.state, status.restarts):
             missing = {f.name for f in fields(JobStatus) if getattr(status, f.name) is None}
@@ -208,7 +207,7 @@ def _filled(status: JobStatus, *others: JobStatus | None) -> JobStatus:
     return status
 
 
-def _with_code(status: JobStatus, *better: JobStatus | None) -> JobStatus:
+def _take_code(status: JobStatus, *better: JobStatus | None) -> JobStatus:
     """Take the exit code from the job itself or the queue: sacct subtracts 128 from codes above that."""
     if status.state not in (State.FAILED, State.INTERRUPTED):
         return status
@@ -230,7 +229,7 @@ def _reason(state: State, record: Record) -> str | None:
     if state is State.FAILED and record.reason == LAUNCH_FAILURE:
         return f"{LAUNCH_FAILURE}: Slurm could not start the script; is the directory of its log there?"
     if state.is_live or record.work_dir is not None:
-        return other  # sacct's reason is why the job once waited, and not how it ended
+        return other  # sacct's reason is that of the wait, not of the end
     return record.reason or other
 
 
@@ -246,7 +245,7 @@ def _who(word: str) -> str | None:
 
 
 def _failure(code: int, *, has_saved: bool = True) -> dict[str, Any]:
-    """Return the fields of a status that an exit code other than 0 stands for."""
+    """Return the fields of the status of an exit code other than 0."""
     if code == EXIT_INTERRUPTED:
         reason = INTERRUPTED_REASON if has_saved else LEFT_REASON
         return {"state": State.INTERRUPTED, "reason": reason, "exit_code": code}
@@ -262,8 +261,8 @@ def exit_reason(code: int) -> str:
 
 
 def status_of_attempt(attempt: JobAttempt) -> JobStatus:
-    """Return the status that the marks of one attempt of a job tell."""
-    code, ended_by_slurm = attempt.exit_code, _ended_by_slurm(attempt.state)
+    """Return the status of one attempt of a job by its marks."""
+    code, ended_by_slurm = attempt.exit_code, _read_slurm_ending(attempt.state)
     # The job's own judgement of its end.
     says_nothing = attempt.rule in (None, *_SAY_NOTHING) or attempt.why == _FAILED
     why = None if says_nothing else attempt.why
@@ -278,13 +277,13 @@ def status_of_attempt(attempt: JobAttempt) -> JobStatus:
     if code == 0:
         return replace(status, state=State.COMPLETED, exit_code=code)
     if code != EXIT_INTERRUPTED and attempt.rule == _ENDED_BY_USER:
-        # It was cancelled: for a requeued one Slurm, or a later attempt, would tell.
+        # It was cancelled: a requeued job would have a record of Slurm's, or a later attempt.
         return replace(status, state=State.CANCELLED, reason=attempt.why)
     failure = _failure(code, has_saved=attempt.rule != "left")
     return replace(status, **failure, why=None if code == EXIT_INTERRUPTED else why)
 
 
-def _ended_by_slurm(word: str | None) -> State | None:
+def _read_slurm_ending(word: str | None) -> State | None:
     """Return the state of a job that Slurm ended, from its word for the state or for the reason."""
     state = END_REASONS.get(word or "") or STATES.get(word or "")
     return State(state) if state in FINAL and state not in ("COMPLETED", "FAILED") else None
@@ -293,12 +292,12 @@ def _ended_by_slurm(word: str | None) -> State | None:
 # Rules that say no more than the state and the exit code.
 _SAY_NOTHING = ("cancelled", "done", "preempted", "saved")
 _FAILED = "its tasks failed"
-# The rule of a job that somebody cancelled or requeued: the job could not tell which.
+# The rule of a cancelled or requeued job, which cannot distinguish the two.
 _ENDED_BY_USER = "ended_by_user"
 
 
 def declared_tasks(launch_dir: Path) -> list[int]:
-    """Return the numbers of the tasks that a launch's script asks for; empty if it is no array."""
+    """Return the numbers of the tasks that a launch's script requests; empty without an array."""
     for script in scripts_in(launch_dir):
         try:
             with open_regular(script) as stream:
@@ -313,8 +312,8 @@ def declared_tasks(launch_dir: Path) -> list[int]:
 def sum_up(tasks: Mapping[int, JobStatus]) -> JobStatus:
     """Return the status of an array from the statuses of its tasks.
 
-    It runs or waits while one of them does. Otherwise it is UNKNOWN if one of them is, because that one may
-    run; then the first failed task decides. A task continues from what an earlier one saved before its end.
+    It runs or waits while one of them does. Otherwise it is UNKNOWN if one of them is, because it may run;
+    then the first failed task decides. A task continues from an earlier one's checkpoint.
     """
     ordered = dict(sorted(tasks.items()))
     decisive = ordered[_decisive(ordered)]
@@ -336,7 +335,7 @@ def sum_up(tasks: Mapping[int, JobStatus]) -> JobStatus:
 
 
 def _decisive(tasks: Mapping[int, JobStatus]) -> int:
-    """Return the number of the task whose state is that of the array."""
+    """Return the number of the task that decides the state of the array."""
     for state in (*_LIVE_STATES, State.UNKNOWN):
         for number, status in tasks.items():
             if status.state is state:
@@ -346,6 +345,6 @@ def _decisive(tasks: Mapping[int, JobStatus]) -> int:
     if worse:
         return worse[0]
     last = list(tasks)[-1]
-    # A later task continues from what an earlier one saved.
+    # A later task continues from an earlier one's checkpoint.
     completed = [number for number in tasks if number not in bad]
     return completed[-1] if completed and (not bad or completed[-1] > bad[-1]) else last

@@ -1,4 +1,4 @@
-"""Jobs without a queue: the script is a background process of this machine, and its pid the job's id."""
+"""Run jobs without a queue: the script is a background process, and its pid the job's id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.errors import UserError
 from launcher.runs.paths import SCRIPT_SUFFIX, SUPERVISOR, log_prefix_beside, scripts_in
 from launcher.runs.provenance import host
 from launcher.schedulers.base import Acceptance, FoundJobs, JobRef, JobStatus, Submission
-from launcher.schedulers.job_status import from_marks, or_cancelled, said_by_log
+from launcher.schedulers.job_status import mark_cancelled, read_log_reason, read_marks
 from launcher.slurm.environment import clean_environment
 from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import Action, State
@@ -22,7 +22,7 @@ from slipway.common.node import settings
 
 # The index of the tag in a supervisor's command.
 _TAG = 3
-# Characters of what the holder of a run's lock says of itself.
+# The most characters of the name that the holder of a run's lock writes.
 _SAID = 200
 
 # The log is named after the job's id, which the shell knows first, and which `exec` keeps.
@@ -30,9 +30,9 @@ _START = 'exec >"$1$$.out" 2>&1; exec bash "$2" "$3"'
 
 
 class LocalScheduler:
-    """Runs jobs at once, as processes of their own session on a host, by default this one.
+    """A scheduler that runs jobs at once, each in a new session on a host, by default this one.
 
-    With `in_allocation` they use the allocation of the `salloc` that the shell is in.
+    With `in_allocation` they use the allocation of the shell's `salloc`.
     """
 
     def __init__(self, in_allocation: bool = False, host: str = "") -> None:
@@ -40,20 +40,20 @@ class LocalScheduler:
         self._host = host
 
     def validate(self, script_text: str) -> Acceptance:
-        """Return nothing: nothing refuses a job here, nor keeps it waiting."""
+        """Accept every job: without a queue it is neither refused nor held."""
         return Acceptance()
 
     def ignored_environment(self) -> dict[str, str]:
-        """Return nothing: no option is read from the shell's environment."""
+        """Return no variables: the shell's environment sets no options."""
         return {}
 
     def submit(self, submission: Submission) -> str:
-        """Start a script in a session of its own, so that it outlives the launcher and its terminal."""
+        """Start a script in a new session, so that it outlives the launcher and its terminal."""
         is_plain = submission.link == 1 and submission.after is None and submission.exclude is None
-        assert is_plain, "without a queue nothing waits for another"
+        assert is_plain, "a dependency needs a queue"
         script = submission.script.resolve()
         with Path(os.devnull).open("r+b") as null:
-            # Not Popen, which warns of a child that nobody waits for.
+            # Not Popen, which warns of a child that is not waited for.
             pid = os.posix_spawn(
                 "/bin/bash",
                 ["bash", "-c", _START, "bash", str(log_prefix_beside(script)), str(script), submission.tag],
@@ -83,7 +83,7 @@ class LocalScheduler:
         return [script for pid in _pids() if (script := _script(pid)) is not None]
 
     def statuses(self, refs: Sequence[JobRef]) -> list[JobStatus]:
-        """Look at the processes of this host; for a job of another host only its marks tell."""
+        """Look at the processes of this host; of a job of another host, only at its marks."""
         return [_status(ref) for ref in refs]
 
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
@@ -106,9 +106,9 @@ class LocalScheduler:
 
 
 def _act(action: Action, job_id: str) -> None:
-    """Signal all processes of a job, or to save its script alone; nothing can be held or released."""
+    """Signal all processes of a job to end, or only its script to save."""
     if action in (Action.HOLD, Action.RELEASE):
-        raise UserError("without Slurm nothing can be held, or released")
+        raise UserError("hold and release need Slurm")
     try:
         if action is Action.CANCEL:
             os.killpg(int(job_id), signal.SIGTERM)
@@ -123,9 +123,9 @@ def _act(action: Action, job_id: str) -> None:
 
 
 def _status(ref: JobRef) -> JobStatus:
-    marked = from_marks(ref, ref.job_id)
+    marked = read_marks(ref, ref.job_id)
     if marked is not None and marked.state.is_final:
-        return or_cancelled(marked, ref)
+        return mark_cancelled(marked, ref)
     if ref.host not in ("", host()):
         return JobStatus(State.UNKNOWN, f"it runs on {ref.host}, without Slurm: ask there")
     if _runs_script_of(ref):
@@ -134,16 +134,16 @@ def _status(ref: JobRef) -> JobStatus:
             return JobStatus(State.PENDING, f"it waits for the end of {holder}")
         nodes = (marked and marked.nodes) or "localhost"
         return JobStatus(State.RUNNING, nodes=nodes, elapsed=_elapsed(ref.job_id))
-    # The mark may have been written between the two looks.
-    marked = from_marks(ref, ref.job_id)
+    # The mark may be newer than the process.
+    marked = read_marks(ref, ref.job_id)
     if marked is None or not marked.state.is_final:
-        why = said_by_log(ref) or "it was killed"
+        why = read_log_reason(ref) or "it was killed"
         marked = JobStatus(State.FAILED, f"the process is gone and left no mark: {why}")
-    return or_cancelled(marked, ref)
+    return mark_cancelled(marked, ref)
 
 
 def turn_holder(run_dir: Path) -> str | None:
-    """Return the job for whose end the next one of a run waits, as ``job 17 (launch 2)``."""
+    """Return the job that the next one of a run waits for, as ``job 17 (launch 2)``."""
     try:
         with open_regular(run_dir / settings.TURN) as lock:
             holder = os.fsdecode(lock.read(_SAID))
@@ -161,34 +161,34 @@ def _script(pid: str) -> Path | None:
     for argument in reversed(command[-2:]):
         if argument.endswith(SCRIPT_SUFFIX.encode()):
             return Path(os.fsdecode(argument))
-    directory = _supervised(command)
+    directory = _find_supervised(command)
     return None if directory is None else next(iter(scripts_in(directory)), None)
 
 
 def _job(command: list[bytes]) -> tuple[Path, str] | None:
-    """Return a job's launch directory and tag by its command; ``None`` if it was started by hand."""
-    directory = _supervised(command)
+    """Return a job's launch directory and tag from its command; ``None`` if it was started by hand."""
+    directory = _find_supervised(command)
     if directory is not None:
         tag, argument = (os.fsdecode(word) for word in command[_TAG : _TAG + 2])
         return (directory, tag) if tag == argument else None
     if len(command) < 2 or not command[-2].endswith(SCRIPT_SUFFIX.encode()):
         return None
-    return _real(command[-2]).parent, os.fsdecode(command[-1])
+    return _resolve(command[-2]).parent, os.fsdecode(command[-1])
 
 
-def _real(argument: bytes) -> Path:
-    """Return a path without links; anybody's process may name one that leads in circles."""
+def _resolve(argument: bytes) -> Path:
+    """Resolve a path's links; a foreign process may name one with a cycle."""
     return Path(os.path.realpath(os.fsdecode(argument)))
 
 
-def _supervised(command: list[bytes]) -> Path | None:
+def _find_supervised(command: list[bytes]) -> Path | None:
     """Return the launch directory of a supervisor: ``python3 -IS DIR/supervisor.pyz TAG ... --``.
 
     The supervisor of a job of Slurm's, which may run on this machine as well, does not count.
     """
     if len(command) <= _TAG + 1 or not command[_TAG - 1].endswith(b"/" + SUPERVISOR.encode()):
         return None
-    directory = _real(command[_TAG - 1]).parent
+    directory = _resolve(command[_TAG - 1]).parent
     try:
         is_of_slurm = read_json(directory / settings.NAME).get("scheduler") == settings.SLURM
     except (OSError, ValueError):
@@ -204,7 +204,7 @@ def _owner(pid: str) -> str:
     try:
         return Path(f"/proc/{int(pid)}").owner()
     except (OSError, KeyError, ValueError):
-        return "somebody else"
+        return "another user"
 
 
 def _runs_script_of(ref: JobRef) -> bool:
@@ -216,13 +216,13 @@ def _runs_script_of(ref: JobRef) -> bool:
         if command or not is_alive(ref.job_id):
             break
         time.sleep(0.005)  # during an exec a process has no arguments
-    return _supervised(command) == directory or any(
+    return _find_supervised(command) == directory or any(
         os.fsencode(directory) + b"/" in argument for argument in command
     )
 
 
 def _command(pid: str) -> list[bytes]:
-    """Return the argument vector of a process; empty if there is none."""
+    """Return the argument vector of a process; empty without a process."""
     try:
         return Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")[:-1]
     except (OSError, ValueError):
@@ -230,17 +230,17 @@ def _command(pid: str) -> list[bytes]:
 
 
 def is_alive(pid: str) -> bool:
-    """Return True if there is such a process, and it is no zombie."""
+    """Return True if the process exists, and is no zombie."""
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
 def _start(pid: str) -> int:
-    """Return when a process began, in ticks of the system's clock."""
+    """Return the start of a process, in ticks of the system's clock."""
     return int((_stat(pid)[19:20] or ["0"])[0])
 
 
 def _elapsed(pid: str) -> str | None:
-    """Return how long a process has run; ``None`` if it is gone."""
+    """Return the run time of a process; ``None`` if it is gone."""
     start, running = _start(pid), time.clock_gettime(time.CLOCK_BOOTTIME)
     return format_time_limit(max(int(running - start / os.sysconf("SC_CLK_TCK")), 0)) if start else None
 

@@ -23,7 +23,7 @@ from launcher.slurm.commands import Answer, Retry, SchedulerSilent, Unreachable,
 from launcher.slurm.environment import clean_environment, inherited_variables
 from launcher.slurm.notations import expand_tasks
 from launcher.slurm.questions import JobQuestions
-from launcher.slurm.records import Record, by_job, script_of
+from launcher.slurm.records import Record, group_by_job, script_of
 from launcher.slurm.states import HELD_STATES, Action, State
 from slipway.common.node.marks import cancelled_at
 
@@ -50,7 +50,7 @@ _RETRY = Retry()
 
 
 class SlurmScheduler:
-    """The Slurm that `slurm_conf` describes, or the site's own where it is ``None``."""
+    """The Slurm that `slurm_conf` describes, by default the site's own."""
 
     def __init__(self, slurm_conf: str | None = None, retry: Retry = _RETRY) -> None:
         self._slurm_conf = slurm_conf
@@ -62,7 +62,7 @@ class SlurmScheduler:
         """Show the script to ``sbatch --test-only``; see `Scheduler.validate`."""
         self._require_configuration()
         self._require_cluster()
-        # A file and not the input: a site's own sbatch may read the script beforehand.
+        # A file and not the input: a site's own sbatch may read the script first.
         with tempfile.NamedTemporaryFile("wb", prefix="slipway-", suffix=SCRIPT_SUFFIX) as script:
             script.write(script_text.encode("utf-8", "surrogateescape"))
             script.flush()
@@ -86,7 +86,6 @@ class SlurmScheduler:
         return {name: os.environ[name] for name in inherited_variables(os.environ)}
 
     def submit(self, submission: Submission) -> str:
-        """Submit a script; see `Scheduler.submit`."""
         # Imported late: a dry run needs no submitit.
         from launcher.schedulers.submission import submit_script
 
@@ -124,7 +123,7 @@ class SlurmScheduler:
         return [script for script in scripts if script is not None]
 
     def statuses(self, refs: Sequence[JobRef]) -> list[JobStatus]:
-        """Ask squeue once and, for jobs of which it does not know all, sacct once."""
+        """Ask squeue once and, for jobs with incomplete records, sacct once."""
         if not refs:
             return []
         self._require_configuration()
@@ -134,7 +133,7 @@ class SlurmScheduler:
         queued = self._questions.queue([job.parent_id for job in jobs])
         live = _records_of(job_ids, queued, or_array=True)
         self._recognize(jobs, live)
-        # While a link of a chain lives, the marks of the others tell how they ended.
+        # While a link of a chain lives, marks show how the others ended.
         ended = [
             job.parent_id
             for ref in refs
@@ -144,14 +143,14 @@ class SlurmScheduler:
         past = self._questions.accounting(ended) if ended else ()
         accounted = _records_of(job_ids, past, or_array=True)
         blind = self._questions.unaccounted
-        by_job = (status_of_job(job, live[job.job_id], accounted[job.job_id], blind) for job in jobs)
-        statuses = iter(self._with_ends(jobs, list(by_job)))
+        group_by_job = (status_of_job(job, live[job.job_id], accounted[job.job_id], blind) for job in jobs)
+        statuses = iter(self._add_ends(jobs, list(group_by_job)))
         return [status_of_chain(ref, list(itertools.islice(statuses, len(ref.links)))) for ref in refs]
 
     def _recognize(self, jobs: Sequence[JobRef], live: dict[str, Sequence[Record]]) -> None:
         """Give the records of jobs whose log is in their launch's directory the script of that launch.
 
-        A site's own sbatch may submit a copy of a script, which since Slurm 23.02 nothing else tells.
+        A site's own sbatch may submit a copy of a script; since Slurm 23.02 only the log shows that.
         """
         strange = [job for job in jobs if {record.tag for record in live[job.job_id]} == {None}]
         outputs = self._questions.outputs([job.parent_id for job in strange]) if strange else {}
@@ -161,7 +160,7 @@ class SlurmScheduler:
                 script = str(submitted_name(job.launch_dir / SUBMITTED, job.submitted_tag))
                 live[job.job_id] = [replace(record, command=script) for record in live[job.job_id]]
 
-    def _with_ends(self, jobs: Sequence[JobRef], statuses: Sequence[JobStatus]) -> list[JobStatus]:
+    def _add_ends(self, jobs: Sequence[JobRef], statuses: Sequence[JobStatus]) -> list[JobStatus]:
         """Add when jobs without a mark of their end ended, such as one that was cancelled while it waited."""
         keys = [
             (self._slurm_conf, job.launch_dir, job.job_id) if _left_no_mark(job, status) else None
@@ -177,17 +176,16 @@ class SlurmScheduler:
             for key, status in zip(keys, statuses, strict=True)
         ]
 
-    def largest_array(self) -> int:
+    def ask_largest_array(self) -> int:
         """Return the largest number of tasks of a job array; raise UserError if Slurm cannot be asked."""
         self._require_configuration()
         answer = self._retry.ask(["scontrol", "show", "config"], self._environment)
         if answer.code != 0:
-            raise UserError(f"Slurm does not tell its configuration: {error_text(answer.stderr)}")
+            raise UserError(f"Slurm does not show its configuration: {error_text(answer.stderr)}")
         largest = parse_settings(answer.stdout).max_array
         return _DEFAULT_ARRAY if largest is None else largest
 
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Act on jobs with few commands; see `Scheduler.act`."""
         return act(action, job_ids, self._run, self._queued_by_id)
 
     def _queued_by_id(self, job_ids: Sequence[str]) -> dict[str, Sequence[Record]]:
@@ -221,16 +219,16 @@ class SlurmScheduler:
 
 
 def _left_no_mark(ref: JobRef, status: JobStatus) -> bool:
-    """Return True if a job is over without a mark that it began, and nobody noted when it was cancelled."""
+    """Return True if a job ended without marks of its start and of a cancellation."""
     if not status.state.is_final or status.elapsed not in (None, "00:00:00"):
         return False
     return not ref.attempts(ref.job_id) and cancelled_at(ref.launch_dir, ref.job_id) is None
 
 
 def _queue_tells_all(ref: JobRef, records: Sequence[Record]) -> bool:
-    """Return True if the accounting has nothing to add: a job, or one task of an array, waits or runs.
+    """Return True if the accounting is not needed: a job, or one task of an array, waits or runs.
 
-    For a whole array it always has: the queue forgets its tasks one by one.
+    A whole array needs it: the queue forgets its tasks one by one.
     """
     ours = [record for record in records if record.tag == ref.submitted_tag]
     task = None if ref.task is None else str(ref.task)
@@ -240,15 +238,15 @@ def _queue_tells_all(ref: JobRef, records: Sequence[Record]) -> bool:
 def _records_of(
     job_ids: Sequence[str], records: Iterable[Record], or_array: bool = False
 ) -> dict[str, Sequence[Record]]:
-    """Return the records of each job, or of the array's task with that id; empty if there are none.
+    """Return the records of each job, or of the array's task with that id; empty without records.
 
-    With `or_array` a task without records has one of another task, which tells that the array is known.
+    With `or_array` a task without records gets one of another task, because the array is known.
     """
-    by_parent = by_job(records)
+    by_parent = group_by_job(records)
     parts = {job_id: job_id.partition("_") for job_id in job_ids}
     # Slurm has one record for all tasks that wait together: each array is taken apart once.
     arrays = {parent for parent, _, task in parts.values() if task}
-    tasks = {parent: _by_task(by_parent.get(parent, ())) for parent in arrays}
+    tasks = {parent: _group_by_task(by_parent.get(parent, ())) for parent in arrays}
     records_of: dict[str, Sequence[Record]] = {}
     for job_id, (parent, _, task) in parts.items():
         whole = by_parent.get(parent, ())
@@ -257,7 +255,7 @@ def _records_of(
     return records_of
 
 
-def _by_task(records: Sequence[Record]) -> dict[int, list[Record]]:
+def _group_by_task(records: Sequence[Record]) -> dict[int, list[Record]]:
     by_task: dict[int, list[Record]] = {}
     for record in records:
         for number in expand_tasks(record.task or ""):
@@ -267,8 +265,8 @@ def _by_task(records: Sequence[Record]) -> dict[int, list[Record]]:
 
 # --- actions on jobs
 
-# The queue is asked first, as scancel and scontrol say too little: ``scancel`` of a job that is over exits 0,
-# and so does ``scontrol hold`` of a running one, which is then held when it is requeued.
+# The queue is asked first: ``scancel`` of a job that is over exits 0, and so does ``scontrol hold`` of a
+# running one, which is then held when it is requeued.
 
 # The records of jobs in the queue, by their ids.
 Known = Mapping[str, Sequence[Record]]
@@ -329,7 +327,7 @@ def _act_at_once(action: Action, known: Known, run: Run, ask: Ask | None) -> dic
         return errors | dict.fromkeys(ids_of, error)
     errors |= {job_id: _refusal(action, job_id, text, known[job_id]) for job_id, text in complaints.items()}
     for job_id, records in left.items():
-        # That a job is held now does not say that it was held again, if it was held before.
+        # A job that was held before may be held now without this command.
         was_held = action is Action.HOLD and not any(_is_to_do(action, record) for record in known[job_id])
         if was_held or any(_is_to_do(action, record) for record in records):
             errors |= _act_at_once(action, {job_id: records}, run, None)
@@ -337,7 +335,7 @@ def _act_at_once(action: Action, known: Known, run: Run, ask: Ask | None) -> dic
 
 
 def _ids_to_act_on(action: Action, job_id: str, known: Sequence[Record]) -> list[str]:
-    """Return the ids of a job, or of its tasks, for the command; raise UserError if it would do nothing."""
+    """Return the ids of a job or its tasks for the command; raise UserError if it would have no effect."""
     living = [record for record in known if record.state.is_live or record.state is State.UNKNOWN]
     words = ", ".join(dict.fromkeys(record.word for record in known))
     if not known:
@@ -350,7 +348,7 @@ def _ids_to_act_on(action: Action, job_id: str, known: Sequence[Record]) -> list
         # By the raw id: to signal an array, scancel waits for minutes on the tasks that have not begun.
         if running := [record.raw_id for record in living if record.state is State.RUNNING]:
             return running
-        message = f"job {job_id} is {known[0].state.value}: nothing runs that could save"
+        message = f"job {job_id} is {known[0].state.value}: no running task can save a checkpoint"
         raise UserError(message, hint="to end it all the same: slipway cancel RUN")
     meant = [record for record in living if _is_to_do(action, record)]
     if not meant and action is Action.RELEASE:
@@ -360,11 +358,11 @@ def _ids_to_act_on(action: Action, job_id: str, known: Sequence[Record]) -> list
     if not meant:
         message = f"job {job_id} has begun: only a job that waits can be held"
         raise UserError(message, hint="to end it: slipway cancel RUN")
-    return [_for_scontrol(record) for record in meant]
+    return [_format_for_scontrol(record) for record in meant]
 
 
 def _is_to_do(action: Action, record: Record) -> bool:
-    if action is Action.CANCEL:  # the queue shows at once what scancel has ended
+    if action is Action.CANCEL:  # the queue shows the effect of scancel at once
         return record.state.is_live and record.state is not State.COMPLETING
     if action is Action.HOLD:
         return record.state is State.PENDING and not is_held(record)
@@ -381,14 +379,14 @@ def _complaints(answer: Answer, ids_of: Mapping[str, Sequence[str]]) -> dict[str
 
 
 def is_held(record: Record) -> bool:
-    """Return True if a job waits until somebody releases it."""
+    """Return True if a job waits for its release."""
     if record.state is not State.PENDING:
         return False
     return "held" in (record.reason or "").lower() or record.word in HELD_STATES
 
 
-def _for_scontrol(record: Record) -> str:
-    """Return the id of waiting tasks for scontrol, which does not understand the ``%1`` that squeue adds."""
+def _format_for_scontrol(record: Record) -> str:
+    """Return the id of waiting tasks for scontrol, which refuses squeue's suffix ``%1``."""
     head, percent, _ = record.job_id.partition("%")
     return f"{head}]" if percent else record.job_id
 

@@ -47,7 +47,7 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
 
     def _get_job_id_from_submission_command(self, string: bytes | str) -> str:
         text = string if isinstance(string, str) else string.decode(errors="replace")
-        job_id = _accepted(text, self._script.parent.parent)
+        job_id = _read_accepted(text, self._script.parent.parent)
         if job_id is None:
             raise FailedSubmissionError("no id of a job")
         return job_id
@@ -59,8 +59,8 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
         return self._command
 
 
-def _accepted(answer: str, launch_dir: Path) -> str | None:
-    """Return the id of the job that sbatch accepted; pass on what the site said of it, and keep it."""
+def _read_accepted(answer: str, launch_dir: Path) -> str | None:
+    """Return the id of the job that sbatch accepted; log the site's message, and keep it."""
     accepted = _ACCEPTED.search(answer)
     if accepted is None:
         return None
@@ -88,19 +88,19 @@ def submit_script(submission: Submission, slurm_conf: str | None) -> str:
     # `env` and not os.environ: submitting must not change the launcher's own environment.
     command = [_ENV, *(word for name in inherited_variables(os.environ) for word in ("-u", name))]
     command += [] if slurm_conf is None else [f"SLURM_CONF={slurm_conf}"]
-    # A site's filter speaks on stderr, of which submitit returns nothing unless sbatch fails.
+    # A site's filter prints to stderr, which submitit returns only if sbatch fails.
     command += ["sh", "-c", 'exec "$@" 2>&1', "sh", "sbatch"]
-    # Without it a job whose dependency can never be satisfied would wait for ever.
+    # Without it a job with an unsatisfiable dependency would wait for ever.
     after, exclude = submission.after, submission.exclude
     command += [] if after is None else [f"--dependency={after}", "--kill-on-invalid-dep=yes"]
     command += [] if exclude is None else [f"--exclude={exclude}"]
     command += [str(script), *([tag] if link == 1 else [str(link), tag])]
     try:
-        # Not beside the script: submitit would interpret a % in the name of a run's directory.
+        # Not in the script's directory: submitit would interpret a % in its name.
         with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
             return SbatchExecutor(folder, script, command).submit_script()
     except (FailedJobError, FailedSubmissionError) as error:
-        return _id_all_the_same(error, submission.script.parent)
+        return _recover_id(error, submission.script.parent)
     except OSError as error:
         if error.filename == _ENV:
             message = (error.strerror or str(error)).lower()
@@ -109,13 +109,13 @@ def submit_script(submission: Submission, slurm_conf: str | None) -> str:
         raise NoAnswer(f"cannot write into {tempfile.gettempdir()} (TMPDIR): {error.strerror}") from error
 
 
-def _id_all_the_same(error: Exception, launch_dir: Path) -> str:
-    """Return the id that sbatch printed before something else failed; else raise what the failure means."""
+def _recover_id(error: Exception, launch_dir: Path) -> str:
+    """Return the id that sbatch printed before a later failure; else raise the error of the failure."""
     failed = error.__cause__
     if not isinstance(failed, subprocess.CalledProcessError):
         raise NoAnswer("Slurm did not answer: sbatch ended without telling the id of a job") from error
     answer = failed.stdout or ""
-    if accepted := _accepted(answer, launch_dir):
+    if accepted := _read_accepted(answer, launch_dir):
         return accepted
     # A shell exits with 128 plus the signal; sbatch itself with 1, or with 255 for its options.
     if failed.returncode < 0 or 128 < failed.returncode < 255:

@@ -1,4 +1,4 @@
-"""A Slurm cluster: what it has and allows, parsed from the answers of its commands. Pure functions."""
+"""Parse a Slurm cluster's resources and limits from the answers of its commands. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from launcher.slurm.notations import limit_seconds
 
-# The fields of the answers, in this order; none of them may hold a bar.
+# The fields of the answers, in this order; they do not contain bars.
 NODE_FIELDS = ("partition", "name", "state", "cpus", "memory", "gres", "features")
 ASSOCIATION_FIELDS = (
     "user",
@@ -26,7 +26,7 @@ ASSOCIATION_FIELDS = (
 )
 QOS_FIELDS = ("name", "flags", "maxwall", "mintres", "maxtres", "maxtrespu", "grptres", "maxsubmitpu")
 
-# States of `sinfo`, "Node State Codes", in which a node runs no new job until somebody does something; a `*`
+# States of `sinfo`, "Node State Codes", in which a node runs no new job until an administrator acts; a `*`
 # behind any state is a node that does not answer.
 _UNUSABLE = ("down", "drain", "drng", "fail", "error", "unknown", "inval", "future", "maint")
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
@@ -45,7 +45,7 @@ class Partition(NamedTuple):
     """A partition; ``None`` means unlimited.
 
     Jobs of `accounts` and `qos` may run there, and all have the limits of `own_qos`. A partition that is
-    hidden, or for some groups alone, is not `is_open`: it is suggested to nobody.
+    hidden, or only for some groups, is not `is_open`: it is never suggested.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Partition(NamedTuple):
     node_names: str | None = None
 
     def admits(self, account: str | None = None, qos: str | None = None) -> bool:
-        """Return True if jobs of an account and a QOS may run there, by the partition's own lists."""
+        """Return True if the partition's own lists admit an account and a QOS."""
         lists = ((account, self.accounts, self.denied_accounts), (qos, self.qos, self.denied_qos))
         return all(
             name is None
@@ -125,7 +125,7 @@ class Settings(NamedTuple):
     """The settings of the whole cluster, of its `name`.
 
     `enforced` is Slurm's AccountingStorageEnforce, in lower case. With `has_filters` plugins of the site may
-    change what a job asks for: its partition, account and QOS. `values` are all settings, in Slurm's words.
+    change a job's request: its partition, account and QOS. `values` are all settings, in Slurm's words.
     """
 
     max_array: int | None = None
@@ -156,7 +156,7 @@ class ClusterFacts:
 
     @property
     def why_silent(self) -> str | None:
-        """The reason why Slurm does not answer; None if it does."""
+        """The reason why Slurm does not answer."""
         return self.missing.get("settings")
 
 
@@ -175,10 +175,10 @@ def _partition(values: Mapping[str, str]) -> Partition:
         max_seconds=limit_seconds(values.get("MaxTime")),
         min_nodes=_leading_int(values.get("MinNodes")) or 0,
         max_nodes=_leading_int(values.get("MaxNodes")),
-        accounts=_allowed(values.get("AllowAccounts")),
-        denied_accounts=_allowed(values.get("DenyAccounts")) or (),
-        qos=_allowed(values.get("AllowQos")),
-        denied_qos=_allowed(values.get("DenyQos")) or (),
+        accounts=_parse_allowed(values.get("AllowAccounts")),
+        denied_accounts=_parse_allowed(values.get("DenyAccounts")) or (),
+        qos=_parse_allowed(values.get("AllowQos")),
+        denied_qos=_parse_allowed(values.get("DenyQos")) or (),
         own_qos=_word(values.get("QoS")),
         node_names=_word(values.get("Nodes")),
         is_open=values.get("Hidden") != "YES" and values.get("AllowGroups", "ALL") == "ALL",
@@ -186,7 +186,7 @@ def _partition(values: Mapping[str, str]) -> Partition:
 
 
 def parse_nodes(text: str, *, of_default: bool = False) -> dict[str, tuple[Node, ...]]:
-    """Parse the answer of sinfo, by partition, or `of_default` alone, which has a ``*`` behind its name."""
+    """Parse the answer of sinfo by partition, or only the default one, which has a ``*`` after its name."""
     by_partition: dict[str, list[Node]] = {}
     for row in rows(text, NODE_FIELDS):
         if of_default and not row["partition"].endswith("*"):
@@ -283,7 +283,7 @@ def _leading_int(text: str | None) -> int | None:
     return int(match[0]) if match else None
 
 
-def _allowed(text: str | None) -> tuple[str, ...] | None:
+def _parse_allowed(text: str | None) -> tuple[str, ...] | None:
     return tuple(text.split(",")) if text and text not in ("ALL", "N/A") and _word(text) else None
 
 
@@ -297,7 +297,7 @@ def gpus_in_gres(gres: str) -> tuple[tuple[str, int], ...]:
 
 
 def rows(text: str, fields: Sequence[str]) -> Iterable[dict[str, str]]:
-    """Yield the lines of an answer whose fields are separated by bars."""
+    """Yield the fields of each line, which bars separate."""
     for line in text.split("\n"):
         values = line.split("|")
         if len(values) == len(fields):

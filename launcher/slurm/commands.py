@@ -1,7 +1,7 @@
-"""One way to run Slurm's commands: with a time limit, again when Slurm is busy, with its errors told apart.
+"""Run Slurm's commands: with a time limit, again if Slurm is busy, with an error for each kind of failure.
 
-Slurm's own commands are patient too: they try for 9 s if nobody listens, and for MessageTimeout (10 s unless
-the site says otherwise) if nobody answers; squeue of a single job does so twice. A dead controller therefore
+Slurm's own commands are patient too: they try for 9 s if no daemon listens, and for MessageTimeout (10 s by
+default) if it does not answer; squeue of a single job does so twice. A dead controller therefore
 gets one more try at most.
 """
 
@@ -21,7 +21,7 @@ from slipway.common.backoff import doubled_wait
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 60.0
-# A user who waits longer than this is told what for.
+# After this time a warning explains the wait.
 _NOTICE_SECONDS = 3.0
 
 # The hint on a machine without Slurm.
@@ -72,7 +72,7 @@ class Unreachable(UserError):
 
 
 class SchedulerSilent(Unreachable):
-    """The scheduler does not answer, however often it is asked."""
+    """The scheduler does not answer repeated questions."""
 
     exit_code = NOT_KNOWN
 
@@ -93,16 +93,16 @@ def error_text(stderr: str) -> str:
 
 
 def says_unanswered(message: str) -> bool:
-    """Return True if Slurm's message means that nobody answered; all other messages are answers.
+    """Return True if Slurm's message means that no daemon answered; all other messages are answers.
 
-    Before sbatch's own verdict stands what the site's filters say, in any words.
+    The site's filters may print any words before sbatch's own verdict.
     """
     lower = _VERDICT.sub("", message).lower()
     return any(words in lower for words in _NO_ANSWER)
 
 
 def notice_of(answer: str) -> str | None:
-    """Return what a site says of a job that sbatch accepts, as its filters do; None if nothing."""
+    """Return the message of a site's filters on a job that sbatch accepts."""
     lines = [_PROGRAM.sub("", line).strip() for line in answer.splitlines()]
     said = "; ".join(line for line in dict.fromkeys(lines) if line and not _ACCEPTING.match(line))
     return escape(shortened(said)) if said else None
@@ -175,8 +175,8 @@ Run = Callable[[Sequence[str], Mapping[str, str], float], Answer]
 class Retry:
     """The limits of asking a Slurm that does not answer again; all times in seconds.
 
-    The pause after the first try doubles from then on, with a random part, so that those who wait do not all
-    come back at once. No try begins later than `last_start` after the first. A scheduler that did not answer
+    The pause after the first try doubles from then on, with a random part, so that waiting users do not
+    all return at once. No try begins later than `last_start` after the first. A scheduler that did not answer
     is left alone for a `rest`: sooner questions fail at once.
     """
 
@@ -199,9 +199,9 @@ class Retry:
         timeout: float | None = None,
         again: bool = True,
     ) -> Answer:
-        """Run a command until it is answered; raise SchedulerSilent if nobody does.
+        """Run a command until Slurm answers; raise SchedulerSilent if it never does.
 
-        The silence of the service (`who`) that the command asks is remembered for the next question to it.
+        The silence of the asked service (`who`) is remembered for the next question to it.
         """
         key = (who, environment.get("SLURM_CONF", ""))
         silent_since, message = self._silent.get(key, (0.0, ""))
@@ -229,10 +229,10 @@ class Retry:
     def _try(
         self, command: Sequence[str], environment: Mapping[str, str], timeout: float
     ) -> tuple[Answer | None, str]:
-        """Return the answer, and why it is none."""
+        """Return the answer, and the reason if the service was silent."""
         try:
             answer = self.run(command, environment, timeout)
         except TimeoutError:
-            return None, f"nothing within {timeout:.0f} s"
+            return None, f"no answer within {timeout:.0f} s"
         message = error_text(answer.stderr)
         return answer, message if answer.code != 0 and says_unanswered(message) else ""

@@ -1,12 +1,12 @@
-"""The variables of a shell that silently change what Slurm's commands do."""
+"""Remove variables of a shell that silently change the behavior of Slurm's commands."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-# These override a script's own header (SBATCH_), leak out of an allocation (SLURM_) or change what the
-# commands print (SQUEUE_, SACCT_, ...).
+# These override a script's header (SBATCH_), leak out of an allocation (SLURM_) or change the commands'
+# output (SQUEUE_, SACCT_, ...).
 INHERITED_PREFIXES = (
     "SBATCH_",
     "SLURM_",

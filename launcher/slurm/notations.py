@@ -54,7 +54,7 @@ def _numbers(text: str) -> list[str]:
 
 
 def expand_tasks(numbers: str, most: int = _MAX_TASKS) -> list[int]:
-    """Return the numbers of array tasks, such as ``0-2,7`` and ``0-8:4``; skip what is not a number."""
+    """Return the numbers of array tasks, such as ``0-2,7`` and ``0-8:4``; skip other words."""
     tasks: list[int] = []
     for part in numbers.split(","):
         match = _TASK_RANGE.fullmatch(part)
@@ -144,7 +144,7 @@ def limit_seconds(text: str | None) -> int | None:
 
 
 def margin_of(limit: int) -> int:
-    """Return the seconds of a limit to leave for the last checkpoint: a sixth, at most half an hour."""
+    """Return the seconds of a limit for the last checkpoint: a sixth, at most half an hour."""
     return min(_LONGEST_MARGIN, -(-limit // _MARGIN_PART))
 
 

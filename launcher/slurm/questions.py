@@ -1,7 +1,7 @@
-"""Questions to Slurm: what a cluster has and allows, and how its jobs are.
+"""Ask Slurm about the resources and limits of a cluster, and about the states of jobs.
 
-Those about a cluster run at once, with a short time limit: a busy cluster must not keep a user waiting who
-only wants to know whether a job would fit.
+Questions about a cluster run at once, with a short time limit: a user who checks a launch must not wait for a
+busy cluster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SACCTMGR = ("sacctmgr", "--readonly", "--noheader", "--parsable2", "show")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The output of a command; or `why` there is none."""
+    """The output of a command, or `why` it has no output."""
 
     text: str = ""
     why: str | None = None
@@ -105,7 +105,7 @@ def _silent(patience: float) -> Reply:
 
 
 def facts_of(replies: Mapping[str, Reply], *, of_default: bool = False) -> ClusterFacts:
-    """Return the facts that the answers tell; of all nodes only those of the default partition, if asked."""
+    """Convert answers to facts; `of_default` keeps only the nodes of the default partition."""
     missing = {name: reply.why for name, reply in replies.items() if reply.why is not None}
     answers = {name: reply.text for name, reply in replies.items() if name not in missing}
     parts: dict[str, Any] = {name: _READERS[name](text) for name, text in answers.items() if name in _READERS}
@@ -119,7 +119,7 @@ def facts_of(replies: Mapping[str, Reply], *, of_default: bool = False) -> Clust
         name = settings.name if settings is not None else None
         parts["associations"] = cluster.parse_associations(answers["associations"], name)
     if settings is not None and not settings.has_accounting:
-        # There are no accounts: that is known, and not missing.
+        # Accounts are known not to exist, and so not missing.
         parts |= dict.fromkeys(_ACCOUNTING, ())
         missing = {name: why for name, why in missing.items() if name not in _ACCOUNTING}
     return ClusterFacts(gpu_types=_gpu_types(parts.get("nodes")), missing=missing, **parts)
@@ -146,7 +146,7 @@ logger = logging.getLogger(__name__)
 
 # The system's limit for one argument is 131,072 bytes.
 _LONGEST_ARGUMENT = 120_000
-# squeue's answer is useful without the accounting, whose own patience with its database is 45 s.
+# squeue's answer is useful without the accounting, which waits 45 s for its database.
 _ACCOUNTING_SECONDS = 10.0
 # Slurm forgets an unanswered submission long before; this bounds the search of sacct.
 _OLDEST_SUBMISSION = timedelta(days=7)
@@ -158,9 +158,9 @@ _SACCT = ("sacct", "--noheader", "--parsable2", _DELIMITER, "--allocations", "--
 
 
 class JobQuestions:
-    """The questions to one Slurm, which raise Unreachable if nobody answers, except those to the accounting.
+    """The questions to one Slurm, which raise Unreachable without an answer, except those to the accounting.
 
-    `unaccounted` says why that could not tell, if it should have.
+    `unaccounted` is the reason why the accounting did not answer.
     """
 
     def __init__(self, environment: Mapping[str, str], retry: Retry) -> None:
@@ -171,7 +171,6 @@ class JobQuestions:
         self.unaccounted: str | None = None
 
     def queue(self, job_ids: Sequence[str]) -> list[Record]:
-        """Return what the queue has of some jobs."""
         ids = ",".join(dict.fromkeys(job_ids))
         # If the list is too long for one argument, the whole queue is asked for.
         chosen = [f"--jobs={ids}"] if len(ids) <= _LONGEST_ARGUMENT else []
@@ -189,7 +188,7 @@ class JobQuestions:
         return {row[0].strip(): row[1].strip() for row in rows if len(row) > 1}
 
     def queue_of(self, users: Iterable[str]) -> list[Record]:
-        """Return what the queue has of some users' jobs; of everybody's, if a user is unknown here."""
+        """Return the queue's records of some users' jobs, or of all jobs if a user is unknown here."""
         named = sorted(set(users))
         whose = [f"--user={','.join(named)}"] if all(map(_is_known, named)) else []
         return self._squeue(whose)
@@ -199,7 +198,7 @@ class JobQuestions:
         return self._sacct([f"--jobs={part}" for part in _parts(job_ids)])
 
     def ends(self, job_ids: Sequence[str]) -> dict[str, float]:
-        """Return when jobs, or tasks of arrays, ended, as far as Slurm tells: in Unix seconds."""
+        """Return the known ends of jobs, or of tasks of arrays, in Unix seconds."""
         environment = {**self._environment, "SLURM_TIME_FORMAT": "%s"}
         parents = sorted({job_id.partition("_")[0] for job_id in job_ids})
         fields = f"JobArrayID:{records.SEPARATOR},EndTime:{records.SEPARATOR}"

@@ -12,9 +12,9 @@ from slipway.common.sections import one_line
 
 
 def as_text(value: Any) -> Any:
-    """Refuse a number, which YAML and Hydra read where text is meant: 0042 is 34 to them, 1:30:00 is 5400.
+    """Refuse a number in place of a text: YAML and Hydra read 0042 as 34, 1:30:00 as 5400.
 
-    Whoever catches this knows the file and the override, and reads the value as it was written.
+    The caller knows the file and the override, and reads the value as it was written.
     """
     if isinstance(value, (int, float)):
         raise PydanticCustomError("number_for_text", "text; a number needs quotes")
@@ -28,7 +28,7 @@ def as_whole(value: Any) -> Any:
     return value
 
 
-def _joined(value: Any) -> Any:
+def _join(value: Any) -> Any:
     # Hydra takes a list on the command line more easily than a text with commas.
     if isinstance(value, list):
         return ",".join(str(item) for item in value if item is not None) or None
@@ -45,15 +45,15 @@ def _not_empty(value: str | None) -> str | None:
 Line = Annotated[str, AfterValidator(one_line)]
 Text = Annotated[Line, BeforeValidator(as_text)]
 Option = Annotated[Text | None, AfterValidator(_not_empty)]
-Words = Annotated[Line | None, BeforeValidator(_joined), AfterValidator(_not_empty)]
+Words = Annotated[Line | None, BeforeValidator(_join), AfterValidator(_not_empty)]
 Whole = Annotated[int, BeforeValidator(as_whole)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueFlags:
-    """The flags that say where and when a job waits, in the order of the script's header.
+    """The flags that select where and when a job waits, in the order of the script's header.
 
-    A field is the key of `cluster`, the flag of sbatch, and what `cluster.sbatch` refuses that flag for.
+    A field names the key of `cluster` and the flag of sbatch; `cluster.sbatch` refuses the flag for the key.
     ``None`` leaves a flag out, ``False`` is its opposite (``--no-requeue``).
     """
 

@@ -35,7 +35,7 @@ SACCT_FORMAT = ",".join(_SACCT)
 # SubmitLine came with Slurm 21.08.
 SACCT_OLD_FORMAT = ",".join(_SACCT[:-1])
 
-# Slurm's word for a script that it could not start, and the number, no real signal, that stands for it.
+# Slurm's word for a script that it could not start, and its number, which is no real signal.
 LAUNCH_FAILURE = "JobLaunchFailure"
 _LAUNCH_FAILED = 53
 # The signals of Linux; numbers above are Slurm's own, such as 125 for memory that ran out.
@@ -85,7 +85,7 @@ class Record:
 
     @property
     def task(self) -> str | None:
-        """Return the numbers of the array's tasks, ``2`` or ``3-5``; ``None`` for a job that is no array."""
+        """Return the numbers of the array's tasks, ``2`` or ``3-5``; ``None`` for other jobs."""
         task = self.job_id.partition("_")[2].strip("[]").partition("%")[0]
         return task or None
 
@@ -107,9 +107,9 @@ class Record:
 
 
 def parse_squeue(text: str) -> list[Record]:
-    """Parse squeue's answer in `SQUEUE_FORMAT`; skip what is no record."""
+    """Parse squeue's answer in `SQUEUE_FORMAT`; skip other lines."""
     return [
-        # Behind the command is nothing of Slurm's: a notice that a site's wrapper prints.
+        # Text after the command is not Slurm's, but a notice of a site's wrapper.
         _record(shared, user, command.rpartition(SEPARATOR)[0] or command, restarts=restarts)
         for *shared, restarts, user, command in _rows(text, len(_SQUEUE))
     ]
@@ -128,9 +128,9 @@ def parse_sacct(text: str) -> list[Record]:
 def _record(
     shared: Sequence[str], user: str, command: str, *, restarts: str = "0", work_dir: str | None = None
 ) -> Record:
-    """Return the record of a row, whose first fields are the same in both answers."""
+    """Return the record of a row; both answers share the first fields."""
     job_id, raw_id, word, reason, nodes, elapsed, code = shared
-    # Slurm tells a failed launch by its exit code.
+    # This exit code is Slurm's mark of a failed launch.
     why = LAUNCH_FAILURE if code == f"0:{_LAUNCH_FAILED}" else _value(reason)
     return Record(
         job_id=job_id,
@@ -148,7 +148,7 @@ def _record(
 
 
 def parse_ends(text: str) -> dict[str, float]:
-    """Parse when jobs, arrays and their tasks ended, in Unix seconds; an array ends with its last task."""
+    """Parse the ends of jobs, arrays and tasks, in Unix seconds; an array ends with its last task."""
     ends: dict[str, float] = {}
     for line in text.split("\n"):
         job_id, _, end = line.rstrip(SEPARATOR).partition(SEPARATOR)
@@ -161,7 +161,7 @@ def parse_ends(text: str) -> dict[str, float]:
     return ends
 
 
-def by_job(records: Iterable[Record]) -> dict[str, list[Record]]:
+def group_by_job(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Group records by the id of their job or array."""
     groups: dict[str, list[Record]] = {}
     for record in records:
@@ -170,7 +170,7 @@ def by_job(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def script_of(record: Record) -> Path | None:
-    """Return the script that a job was submitted with; ``None`` if it is none of Slipway's."""
+    """Return the submitted script of a job of Slipway's; ``None`` for other jobs."""
     if record.work_dir is None:
         match = _SCRIPT.match(record.command)
         return Path(match[1]) if match else None

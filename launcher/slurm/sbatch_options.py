@@ -52,7 +52,7 @@ FREE = frozenset(_NAMES.split()) - SET_BY.keys()
 
 
 def key_hint(name: str) -> str | None:
-    """Return which key sets the option of sbatch that a mistaken key of `cluster` has the name of."""
+    """Return the key that sets the option of sbatch with the name of a mistaken key of `cluster`."""
     flag = name.replace("_", "-")
     if flag in SET_BY:
         return f"--{flag} is set by {SET_BY[flag]}"
@@ -60,7 +60,7 @@ def key_hint(name: str) -> str | None:
 
 
 def checked_name(name: str) -> str:
-    """Return the name of an option as sbatch has it; raise ValueError if it has none, or Slipway sets it."""
+    """Return sbatch's name of an option; raise ValueError for an unknown one, or one that Slipway sets."""
     flag = name.replace("_", "-")
     if flag in SET_BY:
         raise ValueError(f"--{flag} is set by {SET_BY[flag]}")
@@ -68,7 +68,7 @@ def checked_name(name: str) -> str:
         valid = FREE | SET_BY.keys()
         near = "".join(f"did you mean {_with_key(option)}? " for option in nearest(flag, valid))
         plugin = f"one of a site's plugin: cluster.spank.{name}=..."
-        raise ValueError(f"sbatch has no option --{flag} of its own; {near}{plugin}")
+        raise ValueError(f"sbatch itself has no option --{flag}; {near}{plugin}")
     return flag
 
 
@@ -76,7 +76,7 @@ def _with_key(flag: str) -> str:
     return f"--{flag}, which is set by {SET_BY[flag]}" if flag in SET_BY else repr(flag)
 
 
-def checked_plugin_name(name: str) -> str:
+def check_plugin_name(name: str) -> str:
     """Return the name of an option of a SPANK plugin; raise ValueError for one of sbatch's or Pyxis' own."""
     flag = name.replace("_", "-")
     if flag in FREE or flag in SET_BY:
@@ -92,7 +92,7 @@ _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%(?P<at_once>\d+))?
 
 
 def check_array(array: bool | str | None) -> None:
-    """Raise ValueError for a value of ``--array`` whose tasks could run at once: all train the same run."""
+    """Raise ValueError if the tasks of an ``--array`` could run at once: all train the same run."""
     if array is None or array is False:
         return
     match = _ARRAY.fullmatch(str(array))
@@ -103,11 +103,11 @@ def check_array(array: bool | str | None) -> None:
         raise ValueError(f"the tasks of an array train the same run, one after another: write {in_turn}")
 
 
-def combined_dependency(own: str | None, after: str, key: str = "training.run.dependency") -> str:
-    """Return the value of ``--dependency`` for a job that waits for another one besides its own dependency.
+def combine_dependency(own: str | None, after: str, key: str = "training.run.dependency") -> str:
+    """Return the value of ``--dependency`` for a job with a dependency that also waits for another job.
 
-    On the command line it replaces the header's. Alternatives (``?``) are a UserError: Slurm takes all or
-    any, and no mixture.
+    On the command line it replaces the header's. Alternatives (``?``) are a UserError: Slurm does not mix
+    them with other dependencies.
     """
     if own is None:
         return after

@@ -33,7 +33,7 @@ _LETTERS = dict(word.split("=") for word in _SHORT.split())
 # Letters of bare options that take the rest of their word for a value.
 _OPTIONAL = "IkK"
 
-# Of sbatch's options that Slipway sets, those that a step may have besides.
+# Options of sbatch that Slipway sets, and that a step may set too.
 _OF_A_STEP = """
 comment cpus-per-task exclusive gpus gpus-per-node gpus-per-task gres licenses mem parsable quiet signal
 verbose wait wrap
@@ -45,7 +45,7 @@ STEP_SET_BY: Mapping[str, str] = {
     "container-image": "container",
     "container-name": "container_options.name",
     "export": "env_vars for the tasks, and cluster.sbatch.export for the job",
-    "jobid": "Slipway, whose job the step belongs to",
+    "jobid": "Slipway, because the step belongs to its job",
     "kill-on-bad-exit": "Slipway, which ends all tasks when one fails",
     **dict.fromkeys(("multi-prog", "no-allocate", "pty"), "Slipway, which starts one program for all tasks"),
 }
@@ -87,7 +87,7 @@ def step_options(words: Sequence[str]) -> Iterator[StepOption]:
         own = next((number for number, text in enumerate(rest) if text.startswith("-")), len(rest))
         if not word.startswith("-") or word in ("-", "--"):
             raise ProgramWord([word, *rest[:own]], words[position - 1] if position else None)
-        *bare, (name, value) = [_long(word)] if word.startswith("--") else _short(word)
+        *bare, (name, value) = [_parse_long(word)] if word.startswith("--") else _parse_short(word)
         yield from (StepOption(other, None, ()) for other, _ in bare)
         # A plugin's option may take a value too.
         has_next = value is None and own > 0 and name not in _BARE
@@ -97,14 +97,14 @@ def step_options(words: Sequence[str]) -> Iterator[StepOption]:
         position += 1 + has_next
 
 
-def _long(word: str) -> tuple[str, str | None]:
+def _parse_long(word: str) -> tuple[str, str | None]:
     """Return the whole name of an option, which may be abbreviated, and the value behind its `=`."""
     name, equals, value = word.removeprefix("--").partition("=")
     longer = [] if name in _KNOWN else [other for other in _KNOWN if other.startswith(name)]
     return longer[0] if len(longer) == 1 else name, value if equals else None
 
 
-def _short(word: str) -> list[tuple[str, str | None]]:
+def _parse_short(word: str) -> list[tuple[str, str | None]]:
     """Return the options of a word such as ``-lN2``: the first that takes a value takes the rest."""
     options: list[tuple[str, str | None]] = []
     for position, letter in enumerate(word[1:], start=2):

@@ -27,7 +27,7 @@ class State(enum.Enum):
     NOT_SUBMITTED = "NOT_SUBMITTED"
     # The payload saved and left before its end (exit code 75), to be launched again: FAILED, to Slurm.
     INTERRUPTED = "INTERRUPTED"
-    # Nobody could tell: never to be shown as healthy.
+    # Unknown must never be shown as healthy.
     UNKNOWN = "UNKNOWN"
 
     @property
@@ -45,7 +45,6 @@ class State(enum.Enum):
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code that stands for the state."""
         if self is State.UNKNOWN:
             return errors.NOT_KNOWN
         if self.is_live:
@@ -67,21 +66,21 @@ class Action(enum.Enum):
     RELEASE = "released"
 
 
-def worst_exit_code(states: Iterable[State]) -> int:
-    """Return the exit code that stands for several jobs, that of the worst; 0 for none."""
+def choose_exit_code(states: Iterable[State]) -> int:
+    """Return the exit code of the worst of several jobs; 0 without jobs."""
     return errors.worst_code(state.exit_code for state in states)
 
 
 _HELD = "held, `slipway release RUN` lets it go"
 
-# Why a job waits, where Slurm's word alone leaves a user asking what to do.
+# Explanations of Slurm's words for a waiting job, with a remedy.
 _REASONS: Mapping[str, str] = {
     "AssocGrpGRES": "its account's share of GPUs is in use",
     "AssociationJobLimit": "its account has as many jobs as it may",
-    "BadConstraints": "no node can ever do what it asks for, `slipway cancel RUN`",
+    "BadConstraints": "no node can ever satisfy its request, `slipway cancel RUN`",
     "BeginTime": "its time to begin has not come; after a requeue that takes two minutes",
     "Dependency": "it waits for another job",
-    "DependencyNeverSatisfied": "what it waits for cannot happen any more, `slipway cancel RUN`",
+    "DependencyNeverSatisfied": "its dependency can no longer be satisfied, `slipway cancel RUN`",
     "InvalidAccount": "its account is not valid, cluster.account",
     "InvalidQOS": "its quality of service is not valid, cluster.qos",
     "JobArrayTaskLimit": "the tasks before it come first",
@@ -107,17 +106,17 @@ _PENDING_STATES: Mapping[str, str] = {
     "SPECIAL_EXIT": f"its site requeued it for how it ended; {_HELD}",
 }
 
-# States in which a job is held whatever its reason.
+# States of a held job, with any reason.
 HELD_STATES = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
 def state_of(word: str) -> State:
-    """Return the state that Slurm's word stands for; ``CANCELLED by 1000`` and ``CANCELLED+`` are one."""
+    """Return the state of Slurm's word; ``CANCELLED by 1000`` and ``CANCELLED+`` are one."""
     return State(STATES.get(plain_word(word), "UNKNOWN"))
 
 
 def why_waiting(word: str, reason: str | None) -> str | None:
-    """Return why a job waits by Slurm's words for state and reason: first the word, then what it means."""
+    """Return why a job waits, from Slurm's words for state and reason: the word, then its meaning."""
     state = plain_word(word)
     if state in _PENDING_STATES:
         return f"{state}: {_PENDING_STATES[state]}"

@@ -289,7 +289,7 @@ def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
     """Plan the arrays, check what they need of this machine, and show each to Slurm; write nothing yet."""
     scheduler = SlurmScheduler(sweep.points[0].plan.slurm_conf)
     warnings = describe_ignored(scheduler.ignored_environment())
-    largest = scheduler.largest_array()
+    largest = scheduler.ask_largest_array()
     if largest < 1:
         raise UserError("this Slurm takes no job arrays: its MaxArraySize is 0")
     arrays = plan_arrays(sweep, request.throttle, largest)

@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Glob, QuotedString
 from hydra.errors import HydraException
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import as_mistakes, check_drafts
+from launcher.checks.gate import check_drafts, convert_to_mistakes
 from launcher.config.compose import BatchComposer, Composition, list_options
 from launcher.config.overrides import GROUPS, hydra_value, is_text, parse_override
 from launcher.config.schema import RunConfig
@@ -174,7 +174,7 @@ def check_sweep(sweep: SweepDraft, skipped: Sequence[str]) -> None:
 def _mistake(places: Sequence[tuple[Point, Finding]], count: int) -> UserError:
     """Return one mistake, with the points that have it, unless all have."""
     point, finding = places[0]
-    (mistake,) = as_mistakes(point.draft, [finding])
+    (mistake,) = convert_to_mistakes(point.draft, [finding])
     if len(places) < count:
         names = ", ".join(point.grid_point.name for point, _ in places[:_NAMED])
         more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""

@@ -133,7 +133,7 @@ def test_refused_save_ends_nothing(chains: Any) -> None:
     runs = chains.wait_for("suspended")
     refusal = runs.answers["suspended"]
     assert refusal.returncode == 1, refusal
-    assert "SUSPENDED: nothing runs that could save" in refusal.stdout + refusal.stderr
+    assert "SUSPENDED: no running task can save a checkpoint" in refusal.stdout + refusal.stderr
     queue = dict(line.split() for line in runs.answers["suspended_queue"].stdout.splitlines())
     assert queue.pop(runs.jobs["suspended"]) == "SUSPENDED"
     assert list(queue.values()) == ["PENDING"], runs.report("suspended")

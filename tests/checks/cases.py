@@ -128,7 +128,7 @@ def tokenized(*names: str, certain: bool = True) -> Facts:
 
 def on_disks(results: int, inputs: int) -> Facts:
     """Return facts with numbers of results and inputs on a disk of this machine's own."""
-    why = "it is on a file system of this machine's own (ext4, mounted at /)"
+    why = "it is on a local file system of this machine (ext4, mounted at /)"
     paths = [MissingPath(key, "/x", why, False) for key in ("base_results_dir", "container")]
     return replace(KNOWN, paths=PathFacts(local=(*paths[:1] * results, *paths[1:] * inputs)))
 

@@ -81,7 +81,7 @@ JOB_CASES = [
     bad(
         "image.engine",
         {},
-        "nemo:26.04 lacks NeMo's",
+        "nemo:26.04 does not have NeMo's",
         "container=nvcr.io#nvidia/nemo:25.07",
         **in_image("26.04"),
     ),
@@ -211,7 +211,7 @@ JOB_CASES = [
     warns(
         "machine",
         {},
-        "cannot import torch on this machine; cluster.setup may bring it on the nodes",
+        "cannot import torch on this machine; cluster.setup may add it on the nodes",
         facts=replace(
             KNOWN,
             host=HostFacts(
@@ -461,7 +461,7 @@ JOB_CASES = [
     bad("cluster.memory", {}, "can give 1048576M of memory", **cluster_request({"memory": "1T"})),
     bad("cluster.account", {}, "no jobs of account research", **closed_to("denied_accounts", "research")),
     bad("cluster.qos", {}, "takes no jobs of QOS normal", **closed_to("denied_qos", "normal")),
-    bad("cluster.partitions", {}, "none of them takes the job", **CLOSED_TO_EACH),
+    bad("cluster.partitions", {}, "all of them refuse the job", **CLOSED_TO_EACH),
     bad("cluster.array", {}, "this Slurm has room for", **with_array(10_001)),
     warns("cluster.pyxis", {}, "container-image", **in_container(pyxis=False)),
     *(good(check, {}, **cluster_request()) for check in CLUSTER_CHECKS),

@@ -47,7 +47,7 @@ MODEL_CASES = [
     bad("type.whole", {"model.encoder.num_layers": "x"}, "model.encoder.num_layers='x'", base=T5),
     bad("type.whole", {"trainer.max_steps": None}, "training.trainer.max_steps=null"),
     good("type.whole", {WARMUP: 0, "model.data.num_workers": 0, V: None}),
-    bad("type.whole", {"model": without("num_layers")}, "num_layers=null", "the key is not there"),
+    bad("type.whole", {"model": without("num_layers")}, "num_layers=null", "the key is missing"),
     bad(
         "type.whole", {"model.encoder_seq_length": None}, "encoder_seq_length=null: a whole number is needed"
     ),
@@ -221,7 +221,12 @@ MODEL_CASES = [
     bad("model.experts", {**MOE, "model.moe_grouped_gemm": True}, "no biases"),
     bad("model.experts", {**MOE, "model.moe_pad_expert_input_to_capacity": True}, "needs a capacity"),
     bad("model.experts", {"model.num_moe_experts": 8}, "of the type t5 has no experts", base=T5),
-    bad("model.attention", {**LATENT, "model.v_head_dim": None}, "v_head_dim", "engines differ"),
+    bad(
+        "model.attention",
+        {**LATENT, "model.v_head_dim": None},
+        "v_head_dim",
+        "the engines have different defaults",
+    ),
     bad("model.attention", LATENT, "decoder_block_gpt"),
     good("model.attention", {**LATENT, "model.name": "decoder_block_gpt"}),
     good("model.attention", LATENT, plan=MEGATRON_LM),

@@ -83,7 +83,7 @@ def test_findings_that_plugins_of_the_site_may_mend_are_warnings() -> None:
         assert findings
         assert {finding.severity for finding in findings} == {Severity.WARNING}
         assert all(
-            finding.message.endswith("plugins of this Slurm may change what a job asks for")
+            finding.message.endswith("plugins of this Slurm may change the job's request")
             for finding in findings
         )
     error = only_finding(plan_with({"partition": "gpu"}, nodes=16), filtered)

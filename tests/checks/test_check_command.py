@@ -163,11 +163,11 @@ def no_gathering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "gathering.host.ask_cluster",
         "gathering.earlier._entries",
-        "gathering.earlier._newest",
+        "gathering.earlier._read_newest",
         "gathering.host._interpreter",
         "gathering.host.supervisor_python_problem",
         "gathering.paths._why_lost",
-        "gathering.paths.local_paths",
+        "gathering.paths.find_local_paths",
         "gathering.paths.room_at",
         "gate.scheduler_for",
     ):

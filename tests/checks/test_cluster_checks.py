@@ -112,7 +112,7 @@ def test_several_partitions_of_which_none_takes_the_job_are_an_error() -> None:
     finding = only_finding(plan_with({"partition": "a,b"}), cluster)
     assert (finding.id, finding.severity) == ("cluster.partitions", Severity.ERROR)
     assert finding.message == (
-        "cluster.partition='a,b': none of them takes the job: "
+        "cluster.partition='a,b': all of them refuse the job: "
         "partition a limits a job to 1 node; partition b takes no jobs of QOS normal"
     )
     assert cluster_findings(plan_with({"partition": "a,b,c"}), cluster) == []
@@ -220,8 +220,7 @@ def test_nodes_that_cannot_be_used_now_keep_a_job_waiting() -> None:
     finding = only_finding(plan_with(nodes=3), cluster)
     assert (finding.id, finding.severity) == ("cluster.nodes", Severity.WARNING)
     assert finding.message == (
-        f"{NODES}=3: partition gpu has 4 nodes, of which 2 cannot be used now (down*):"
-        " the job would wait for them"
+        f"{NODES}=3: partition gpu has 4 nodes; 2 of them cannot be used now (down*): the job would wait"
     )
     assert finding.fix == f"{NODES}=2 is the largest that could start now"
     assert cluster_findings(plan_with(nodes=2), cluster) == []
@@ -313,7 +312,7 @@ def test_no_node_with_all_of_the_requests_is_an_error() -> None:
         node("n1"), node("n2"), node("n3", gpus=(), memory=2**21), node("n4", gpus=(), memory=2**21)
     )
     finding = only_finding(plan_with(memory="1T"), mixed)
-    assert finding.message == (f"{NODES}=2: partition gpu has 4 nodes, of which only 0 can run the job")
+    assert finding.message == (f"{NODES}=2: partition gpu has 4 nodes; only 0 can run the job")
 
 
 def test_gpu_other_than_that_of_the_estimates_is_a_warning() -> None:
@@ -403,8 +402,7 @@ def test_checks_without_their_facts_are_skipped_with_the_reason() -> None:
         (Severity.SKIPPED, "Slurm did not answer within 5 s")
     }
     assert findings[1].message == (
-        "not checked: the nodes have as many GPUs, of the type that is asked for"
-        " (Slurm did not answer within 5 s)"
+        "not checked: the nodes have the requested GPUs (Slurm did not answer within 5 s)"
     )
 
 

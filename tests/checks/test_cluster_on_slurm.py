@@ -187,7 +187,7 @@ def test_names_that_slurm_refuses_are_reported_with_their_keys(
     cluster: Cluster, override: str, key: str
 ) -> None:
     (report,) = check_drafts([cluster.draft_with(override)])
-    findings = show_to_scheduler(report).of(Severity.ERROR)
+    findings = show_to_scheduler(report).select(Severity.ERROR)
     errors = [(found.id, found.key) for found in findings if not found.id.startswith("path.")]
     assert errors == [("scheduler", key)], findings
 

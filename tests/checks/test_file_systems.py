@@ -145,7 +145,7 @@ def test_disks_of_this_machine_are_not_shared(
         ("path.shared", Severity.WARNING)
     }
     assert results.message == (
-        f"base_results_dir='{workdir}/results': it is on a file system of this machine's own"
+        f"base_results_dir='{workdir}/results': it is on a local file system of this machine"
         " (ext4, mounted at /); the job's 8 nodes write to this directory together"
     )
     assert inputs.key == PREFIX
@@ -207,4 +207,4 @@ def test_unknown_mounts_skip_the_check(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(systems, "MOUNTS", tmp_path / "no-such-file")
     (finding,) = path_findings(*SLURM)
     assert (finding.id, finding.severity) == ("path.shared", Severity.SKIPPED)
-    assert "this machine does not tell what its file systems are" in finding.message
+    assert "the file systems of this machine are unknown" in finding.message

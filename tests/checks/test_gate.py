@@ -62,7 +62,7 @@ def test_the_refusal_of_the_scheduler_is_an_error_of_its_own(tmp_path: Path, slu
     assert not SCHEDULER.is_applicable(report.facts)
     report = show_to_scheduler(report)
     assert SCHEDULER.is_applicable(report.facts)
-    (error,) = report.of(Severity.ERROR)
+    (error,) = report.select(Severity.ERROR)
     assert (error.id, "Invalid account" in error.message) == ("scheduler", True)
     with pytest.raises(Mistakes, match=r"Invalid account.*\[scheduler\]"):
         require_passed([report])

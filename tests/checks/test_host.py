@@ -85,7 +85,7 @@ def test_libraries_that_the_job_may_bring_are_a_warning(programs: Path, key: str
         assert "cannot import torch" in error(*words)
         return
     (message,) = warnings(*words)
-    assert f"cannot import torch on this machine; {way} may bring it on the nodes" in message
+    assert f"cannot import torch on this machine; {way} may add it on the nodes" in message
 
 
 @pytest.mark.parametrize("text", ["exit 1", "echo hello"])

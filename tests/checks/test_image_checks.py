@@ -82,7 +82,7 @@ BEST = "container=nvcr.io#nvidia/nemo:25.07"
 )
 def test_every_spelling_of_an_image_is_known(image: str) -> None:
     severity, text = outcome(findings(image))
-    assert severity is ERROR and "lacks NeMo's megatron_*_pretraining.py" in text and BEST in text
+    assert severity is ERROR and "does not have NeMo's megatron_*_pretraining.py" in text and BEST in text
 
 
 @pytest.mark.parametrize("tag", ["25.09", "25.09.01", "25.11", "26.02", "26.04", "26.06", "26.08"])

@@ -72,7 +72,7 @@ def test_an_image_of_a_registry_is_known_by_its_name_in_a_dry_run_too(name: str,
 def test_nothing_is_known_of_an_image_with_an_odd_name(name: str, look: bool) -> None:
     facts = image_facts_with(*SLURM, f"container='{name}'", look=look)
     assert facts is not None and facts.contents is None
-    assert f"nobody recorded what is in {name}" in facts.missing["contents"]
+    assert f"the contents of {name} are not recorded" in facts.missing["contents"]
 
 
 @pytest.mark.parametrize("overrides", [BARE, LOCAL, (*LOCAL, "container=nvcr.io#nvidia/nemo:26.04")])

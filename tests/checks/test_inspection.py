@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import as_mistakes, check_drafts, gather, refuse
+from launcher.checks.gate import check_drafts, convert_to_mistakes, gather, refuse
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import Mistakes
 from tests.checks.plans import findings_of
@@ -90,7 +90,7 @@ def test_keys_of_a_tree_of_the_users_own_are_known(workdir: Path) -> None:
     )
     assert gather([launch_draft])[0].added_keys == ("model.optim.weigth_decay",)
     (finding,) = reported_findings(launch_draft)
-    (mistake,) = as_mistakes(launch_draft, [finding])
+    (mistake,) = convert_to_mistakes(launch_draft, [finding])
     assert str(mistake) == (
         "training.model.optim.weigth_decay=0.1: no shipped configuration has this key [keys.unknown]\n"
         "  from tree/training/mine.yaml:4\n"

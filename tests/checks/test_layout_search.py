@@ -16,11 +16,11 @@ from launcher.checks.layout_candidates import layouts
 from launcher.checks.layout_search import (
     GRADIENTS,
     LayoutSearch,
-    best_with_half_gradients,
-    on_least_nodes,
+    find_best_with_half_gradients,
+    find_own_with_half_gradients,
+    halve_gradients,
     overrides,
-    own_with_half_gradients,
-    with_half_gradients,
+    search_least_nodes,
     with_nodes,
 )
 from launcher.checks.registry import run_checks
@@ -33,11 +33,11 @@ from launcher.estimates.parallelism import (
     SELECTIVE,
     Layout,
     Recompute,
+    apply_changes,
     changes_to,
     distance,
     layout_of,
     read_parallel_config,
-    with_changes,
 )
 from launcher.estimates.values import Values
 from launcher.plan import Plan
@@ -70,7 +70,7 @@ def with_suggestion(plan: Plan, changes: dict[str, Any]) -> Plan:
     """Return the plan with a suggestion's changes to the configuration."""
     nodes = changes.get("trainer.num_nodes", plan.job.resources.nodes)
     moved = with_nodes(plan, nodes)
-    return replace(moved, job=replace(moved.job, config=with_changes(moved.job.config or {}, changes)))
+    return replace(moved, job=replace(moved.job, config=apply_changes(moved.job.config or {}, changes)))
 
 
 def errors_of(plan: Plan) -> list[str]:
@@ -140,7 +140,7 @@ def test_least_nodes_are_named_where_nothing_fits() -> None:
     plan = composed_plan("training=gpt3/175b", A100, "training.trainer.num_nodes=2")
     search = LayoutSearch(plan, Facts())
     assert list(search.best()) == []
-    smallest, more = search.smallest, on_least_nodes(plan, Facts())
+    smallest, more = search.smallest, search_least_nodes(plan, Facts())
     assert smallest is not None
     assert smallest.fullest is not None
     assert smallest.fullest.total > search.limit
@@ -189,7 +189,7 @@ def test_candidates_pass_the_checks(engine: str) -> None:
     assert {candidate.virtual for candidate in candidates} >= {None, 2}
     for layout in candidates[::7]:
         new_plan = replace(
-            plan, job=replace(plan.job, config=with_changes(config, changes_to(values, layout)))
+            plan, job=replace(plan.job, config=apply_changes(config, changes_to(values, layout)))
         )
         assert [error for error in errors_of(new_plan) if not error.startswith("memory.")] == []
 
@@ -256,7 +256,7 @@ def test_range_of_nodes_gets_layouts_that_fit_each_count() -> None:
     suggestion = next(LayoutSearch(plan, Facts()).best(), None)
     assert suggestion is not None
     new_plan = replace(
-        plan, job=replace(plan.job, config=with_changes(plan.job.config or {}, suggestion.changes))
+        plan, job=replace(plan.job, config=apply_changes(plan.job.config or {}, suggestion.changes))
     )
     assert errors_of(new_plan) == []
     odd = plan_of(GPT, resources={"nodes": 2, "max_nodes": 3})
@@ -271,7 +271,7 @@ def test_warnings_of_the_own_layout_exclude_no_suggestion() -> None:
     assert search.own is None
     suggestion = next(search.best(), None)
     assert suggestion is not None
-    new_plan = replace(plan, job=replace(plan.job, config=with_changes(config, suggestion.changes)))
+    new_plan = replace(plan, job=replace(plan.job, config=apply_changes(config, suggestion.changes)))
     assert [error for error in errors_of(new_plan) if not error.startswith("layout.gpus ")] == []
     assert "would fit: training.model.pipeline_model_parallel_size=" in would_fit(plan, Facts())
 
@@ -337,14 +337,14 @@ def test_gradients_in_bf16_are_offered_where_they_make_room() -> None:
     least, most = (search._estimate(changes) for changes in ({GRADIENTS: "bf16"}, {}))
     assert least is not None and most is not None
     search.limit = (least[0].total + most[0].total) // 2
-    own = own_with_half_gradients(search)
+    own = find_own_with_half_gradients(search)
     assert own is not None
     assert overrides(config, own) == ["+training.model.optim.grad_sync_dtype=bf16"]
     search.limit = most[0].total
-    assert own_with_half_gradients(search) is None
-    assert with_half_gradients(replace(plan, job=replace(plan.job, engine="megatron_lm"))) is None
-    assert with_half_gradients(with_suggestion(plan, {GRADIENTS: "fp32"})) is None
-    first = next(best_with_half_gradients(plan, Facts()))
+    assert find_own_with_half_gradients(search) is None
+    assert halve_gradients(replace(plan, job=replace(plan.job, engine="megatron_lm"))) is None
+    assert halve_gradients(with_suggestion(plan, {GRADIENTS: "fp32"})) is None
+    first = next(find_best_with_half_gradients(plan, Facts()))
     assert first.changes[GRADIENTS] == "bf16"
     assert errors_of(with_suggestion(plan, dict(first.changes))) == []
 

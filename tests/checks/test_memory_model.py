@@ -195,7 +195,7 @@ def test_invalid_configuration_has_no_estimate(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"model.cpu_offloading": True}, "training.model.cpu_offloading=True: what is offloaded"),
+        ({"model.cpu_offloading": True}, "training.model.cpu_offloading=True: memory of the host"),
         ({"model.override_vocab_size": None}, "training.model.override_vocab_size=... says it"),
     ],
 )

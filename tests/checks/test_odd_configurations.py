@@ -19,9 +19,9 @@ from launcher.checks.remedies import would_fit
 from launcher.checks.rules.keys import KEYS
 from launcher.estimates.cost import estimate_cost
 from launcher.estimates.memory import estimate_memory
-from launcher.estimates.parallelism import with_changes
+from launcher.estimates.parallelism import apply_changes
 from launcher.estimates.speed import work_of
-from launcher.estimates.training import countable_model, has_fused_attention
+from launcher.estimates.training import has_fused_attention, read_countable_model
 from launcher.estimates.values import Values
 from launcher.plan import Plan
 from tests.checks.cases import LATENT, MOE
@@ -87,8 +87,8 @@ def test_odd_values_of_keys_raise_nothing(base: dict[str, Any], engine: str) -> 
 )
 def test_invalid_sizes_have_no_estimate(changes: dict[str, Any]) -> None:
     values = Values(changed(GPT, changes))
-    assert countable_model(Values(GPT))
-    assert not countable_model(values)
+    assert read_countable_model(Values(GPT))
+    assert not read_countable_model(values)
     assert estimate_memory(values.config, 2, "nemo") is None
     assert estimate_cost(plan_of(dict(values.config))) is None
     assert work_of(values, 8, "nemo") is None
@@ -108,17 +108,17 @@ def test_invalid_sizes_have_no_estimate(changes: dict[str, Any]) -> None:
 def test_invalid_sizes_of_a_stack_have_no_estimate(changes: dict[str, Any]) -> None:
     """A key of the encoder or the decoder replaces that of the model."""
     config = changed(T5, changes)
-    assert countable_model(Values(config)) is None
+    assert read_countable_model(Values(config)) is None
     assert estimate_memory(config, 2, "nemo") is None
     assert estimate_cost(plan_of(config)) is None
 
 
 def test_positions_that_are_not_learned_need_no_size() -> None:
     rotary = {"model.position_embedding_type": "rope", "model.max_position_embeddings": None}
-    assert countable_model(Values(changed(GPT, rotary)))
+    assert read_countable_model(Values(changed(GPT, rotary)))
     relative = {"model.encoder.position_embedding_type": "relative", "model.max_position_embeddings": None}
-    assert countable_model(Values(changed(T5, relative)))
-    assert not countable_model(Values(changed(T5, {"model.max_position_embeddings": None})))
+    assert read_countable_model(Values(changed(T5, relative)))
+    assert not read_countable_model(Values(changed(T5, {"model.max_position_embeddings": None})))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_search_ignores_errors_that_no_layout_mends(
     }
     other_ids = {name for name in errors if name != "memory.fits"}
     assert other_ids
-    config = with_changes(plan.job.config or {}, nearest.changes)
+    config = apply_changes(plan.job.config or {}, nearest.changes)
     remaining = run_checks(replace(plan, job=replace(plan.job, config=config)), KNOWN)
     assert {finding.id for finding in remaining if finding.severity is Severity.ERROR} == other_ids
 
@@ -219,9 +219,9 @@ def test_decoder_is_not_checked_with_an_invalid_probability() -> None:
 @pytest.mark.parametrize("value", [0, 0.0, False])
 def test_size_that_is_switched_off_is_counted_as_left_out(key: str, value: object) -> None:
     values = Values(changed(GPT, {f"model.{key}": value}))
-    assert countable_model(values) is not None
+    assert read_countable_model(values) is not None
 
 
 def test_size_of_latent_attention_is_ignored_without_it() -> None:
-    assert countable_model(Values(changed(GPT, {"model.q_lora_rank": "x"}))) is not None
-    assert countable_model(Values(changed(SPARSE, {"model.q_lora_rank": "x"}))) is None
+    assert read_countable_model(Values(changed(GPT, {"model.q_lora_rank": "x"}))) is not None
+    assert read_countable_model(Values(changed(SPARSE, {"model.q_lora_rank": "x"}))) is None

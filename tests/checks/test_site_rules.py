@@ -43,7 +43,7 @@ CASES = [
         "{key: cluster.account, matches: (ml|bio)-.*}",
         ["cluster.account=bio-1"],
         ["cluster.account=mlx"],
-        "cluster.account='mlx': this site allows what matches (ml|bio)-.*",
+        "cluster.account='mlx': this site allows only values that match (ml|bio)-.*",
     ),
     (
         "{key: cluster.partition, allowed: [gpu, debug]}",
@@ -55,7 +55,7 @@ CASES = [
         r"{key: job.image, matches: '(/shared/images/.*|nvcr\.io#.*)'}",
         ["container=nvcr.io#nvidia/nemo:25.07"],
         ["container=docker.io#me/nemo:1"],
-        "job.image='docker.io#me/nemo:1': this site allows what matches",
+        "job.image='docker.io#me/nemo:1': this site allows only values that match",
     ),
     (
         "{key: job.nodes, maximum: 2, where: {cluster.partition: [debug, short]}}",
@@ -170,10 +170,10 @@ def test_each_stage_is_checked_with_its_own_cluster(tmp_path: Path) -> None:
     [
         (
             "mine: {key: cluster.acount, required: true}",
-            "mine: cluster.acount: there is no such key to check",
+            "mine: cluster.acount: no such key to check",
         ),
         ("mine: {key: job.node, maximum: 1}", "did you mean 'job.nodes'?"),
-        ("mine: {key: account, required: true}", "mine: account: there is no such key to check"),
+        ("mine: {key: account, required: true}", "mine: account: no such key to check"),
         (
             "mine: {key: job.nodes, maxium: 1}",
             "mine.maxium: there is no such key\n  from @:1\n  did you mean",
@@ -183,7 +183,7 @@ def test_each_stage_is_checked_with_its_own_cluster(tmp_path: Path) -> None:
         ("mine: {key: job.nodes, maximum: many}", "mine.maximum='many': neither a number nor a time limit"),
         ("mine: {key: job.image, matches: '('}", "mine.matches='(': not a regular expression"),
         ("mine: {key: job.nodes, maximum: 1, severity: fatal}", "mine.severity='fatal': expected"),
-        ("mine: {key: job.nodes, maximum: 1, where: {job.stag: x}}", "mine: job.stag: there is no such key"),
+        ("mine: {key: job.nodes, maximum: 1, where: {job.stag: x}}", "mine: job.stag: no such key"),
         ("my rule: {key: job.nodes, maximum: 1}", "'my rule': not the name of a check"),
         ("mine: yes", "mine=true: expected keys below it"),
         ("a: [", "not valid YAML"),

@@ -13,7 +13,7 @@ from launcher.checks.layout_search import LayoutSearch
 from launcher.checks.rules.runs import length_problems
 from launcher.cli.estimate_views import cost_lines
 from launcher.config.schema import Assumptions
-from launcher.estimates.cost import Cost, amount_of, estimate_cost, samples_in
+from launcher.estimates.cost import Cost, amount_of, count_samples, estimate_cost
 from launcher.estimates.values import Values
 from launcher.plan import Chain, Plan
 from slipway.trainer.config.rampup import Rampup
@@ -191,8 +191,8 @@ def test_ramp_up_reads_as_many_samples_as_the_trainer() -> None:
         for _ in range(steps):
             consumed += rampup(consumed)
         values = Values({"model": {"rampup_batch_size": [start, increment, samples]}})
-        assert samples_in(values, end, steps) == consumed
-    assert samples_in(Values({"model": {"rampup_batch_size": "no list"}}), 8, 3) == 24
+        assert count_samples(values, end, steps) == consumed
+    assert count_samples(Values({"model": {"rampup_batch_size": "no list"}}), 8, 3) == 24
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_experts_need_a_stated_mfu() -> None:
     experts = {**GPT_22B, "model.num_moe_experts": 8, "model.moe_router_topk": 2}
     (finding,) = length_problems(gpt_plan(experts), Facts())
     assert finding.severity is Severity.SKIPPED
-    assert "training.model.num_moe_experts=8: how long experts take is not modelled" in finding.message
+    assert "training.model.num_moe_experts=8: the time of experts is not modelled" in finding.message
     # 2 of 8 experts are computed, all are there.
     dense, sparse = cost_of(GPT_22B, mfu=0.3), cost_of(experts, mfu=0.3)
     assert 1.5 < sparse.flops / dense.flops < 2

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.doctor import nodes
-from launcher.doctor.examination import credentials, image_named
+from launcher.doctor.examination import credentials, resolve_image
 from launcher.doctor.facts import Credentials
 from launcher.doctor.tool_rules import image_line
 from launcher.sandbox.lifecycle import Sandbox
@@ -139,9 +139,10 @@ def test_registries_are_named_as_in_images(bare_machine: Path) -> None:
 def test_image_is_started_by_its_name_for_pyxis(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes have another working directory, and `docker://` would send Enroot to Docker Hub."""
     monkeypatch.chdir(bare_machine)
-    assert image_named("./torn.sqsh", "--image").for_pyxis == str(bare_machine / "torn.sqsh")
+    assert resolve_image("./torn.sqsh", "--image").for_pyxis == str(bare_machine / "torn.sqsh")
     assert (
-        image_named("docker://nvcr.io/nvidia/nemo:24.07", "--image").for_pyxis == "nvcr.io#nvidia/nemo:24.07"
+        resolve_image("docker://nvcr.io/nvidia/nemo:24.07", "--image").for_pyxis
+        == "nvcr.io#nvidia/nemo:24.07"
     )
 
 
@@ -154,10 +155,10 @@ def test_cuda_of_an_image_comes_from_its_registry(bare_machine: Path) -> None:
         skopeo.chmod(0o755)
 
     name = "nvcr.io#nvidia/nemo:24.07"
-    assert image_named(name, "container").why == "no skopeo on this machine to ask the registry"
+    assert resolve_image(name, "container").why == "no skopeo on this machine to ask the registry"
     write_skopeo("""[ "$*" = "inspect --config docker://nvcr.io/nvidia/nemo:24.07" ] || exit 1
 echo '{"config": {"Env": ["PATH=/bin", "CUDA_VERSION=12.5.0.23", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"]}}'""")
-    image = image_named(name, "container")
+    image = resolve_image(name, "container")
     assert (image.cuda, image.requires, image.registry, image.why) == (
         "12.5.0.23",
         "cuda>=9.0",
@@ -171,16 +172,16 @@ time="x" level=warning msg="mind: this"
 time="x" level=fatal msg="Error parsing image name {reference}: reading: {cause}"' >&2
 exit 1""")
     cause = r'reading: requested access to: the "resource": permission denied'
-    assert image_named(name, "container").why == f"the registry's error: {cause}"
+    assert resolve_image(name, "container").why == f"the registry's error: {cause}"
     write_skopeo("echo '[]'")
-    assert image_named(name, "container").why == "the registry's answer cannot be read"
+    assert resolve_image(name, "container").why == "the registry's answer cannot be read"
 
 
 def test_cuda_of_an_image_comes_from_its_file(bare_machine: Path) -> None:
-    assert image_named("/nowhere/x.sqsh", "container").why == "no such file or directory"
+    assert resolve_image("/nowhere/x.sqsh", "container").why == "no such file or directory"
     torn = bare_machine / "torn.sqsh"
     torn.write_bytes(b"x" * 200)
-    image = image_named(str(torn), "container")
+    image = resolve_image(str(torn), "container")
     assert image.is_broken
     assert str(torn) not in (image.why or "")
 
@@ -191,7 +192,7 @@ def test_unreadable_image_has_an_unknown_cuda(bare_machine: Path) -> None:
     # A superblock: inodes, time, block size, fragments, gzip, ..., 4.0, root, bytes used.
     numbers = struct.pack("<IIIIHHHHHHQQ", 1, 0, 131072, 0, 1, 17, 0, 1, 4, 0, 0, 96)
     path.write_bytes((b"hsqs" + numbers).ljust(96, b"\0"))
-    image = image_named(str(path), "container")
+    image = resolve_image(str(path), "container")
     assert not image.is_broken
     assert "unsquashfs is missing" in (image.why or "")
     assert image_line(image).severity == "unknown"
@@ -205,7 +206,7 @@ def test_unreadable_image_has_an_unknown_cuda(bare_machine: Path) -> None:
         (["--patience", "0"], "--patience 0"),
         (["--patience", "inf"], "--patience inf"),
         (["--patience", "nan"], "--patience nan"),
-        (["cluster=bcm", "container=null", "--nodes", "1", "--start"], "nothing that Pyxis would start"),
+        (["cluster=bcm", "container=null", "--nodes", "1", "--start"], "no image for Pyxis to start"),
         (["cluster=bcm", "--nodes", "1", "--start", "--image", "dockerd://x:1"], "nodes cannot fetch it"),
         (["--start"], "on which nodes?"),
         (["cluster=local", "--nodes", "2"], "has no other machines"),

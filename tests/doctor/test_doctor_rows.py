@@ -113,7 +113,7 @@ def surroundings_with(answers: Answers | None) -> Examination:
         (
             "3.6.8 /usr/libexec/platform-python",
             False,
-            "3.6.8 (/usr/libexec/platform-python), which keeps jobs",
+            "3.6.8 (/usr/libexec/platform-python), which supervises jobs",
         ),
         ("3.5.2 /usr/bin/python3", True, "/usr/bin/python3 is 3.5.2: a job's supervisor needs 3.6.2"),
         ("0 /usr/bin/python3", True, "/usr/bin/python3 is 0: a job's supervisor needs 3.6.2"),

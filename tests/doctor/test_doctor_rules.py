@@ -26,7 +26,7 @@ from launcher.doctor.tool_rules import (
     file_lines,
     gpu_lines,
     image_line,
-    mounting,
+    mount_line,
     python_lines,
     tool_lines,
 )
@@ -119,7 +119,7 @@ def test_pyxis_that_is_configured_and_not_loaded_is_missing() -> None:
     assert "although plugstack.conf has Pyxis" in line.message
     absent = replace(plugstack(), there=False)
     line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=absent))
-    assert "spank_pyxis.so is not there" in (line.fix or "")
+    assert "spank_pyxis.so is missing" in (line.fix or "")
 
 
 def test_plugin_of_pyxis_is_reported_for_each_node() -> None:
@@ -238,11 +238,11 @@ def test_gpus_need_the_hook_of_nvidia() -> None:
     with_gpus = machine(gpus=gpus())
     line = line_about(enroot_lines(with_gpus, ON_PYXIS, FILE, is_node=True), "enroot.hooks")
     assert (line.severity, line.needed) == (Severity.MISSING, True)
-    assert "nvidia-container-cli, which is not there" in line.message
+    assert "nvidia-container-cli, which is missing" in line.message
     line = line_about(
         enroot_lines(replace(with_gpus, enroot=Enroot()), ON_PYXIS, FILE, is_node=True), "enroot.hooks"
     )
-    assert "see none of the GPUs" in line.message
+    assert "do not see the GPUs" in line.message
 
 
 @pytest.mark.parametrize(
@@ -299,14 +299,14 @@ def test_docker_without_a_daemon_is_a_warning() -> None:
 
 def test_squashfs_without_a_way_to_mount_it_is_reported() -> None:
     node = machine(file_systems=("ext4",), fuse=False)
-    assert mounting(node, is_node=True).severity is Severity.WARNING
+    assert mount_line(node, is_node=True).severity is Severity.WARNING
     fuse_node = replace(node, plugstack=plugstack(use_squashfuse="1"))
-    line = mounting(fuse_node, is_node=True)
+    line = mount_line(fuse_node, is_node=True)
     assert (line.severity, line.needed) == (Severity.MISSING, True)
 
 
 def test_both_ways_to_mount_a_squashfs_are_named() -> None:
-    assert mounting(machine()).message == "mounted by the kernel or squashfuse 1.2"
+    assert mount_line(machine()).message == "mounted by the kernel or squashfuse 1.2"
 
 
 def test_apptainer_is_needed_where_it_starts_the_tasks() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.facts import MissingPath
-from launcher.checks.gathering.images import fetched_at_once, missing_image
+from launcher.checks.gathering.images import find_fetched_at_once, find_missing_image
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.cli.app import main
 from launcher.drafting import Draft, Request, draft, resolve_choice
@@ -121,7 +121,7 @@ def test_a_wrong_container_is_named_with_its_source(container: str, words: list[
 
 
 def missing_path(launch: Draft) -> MissingPath:
-    paths = missing_image(PathResolver(launch))
+    paths = find_missing_image(PathResolver(launch))
     assert paths is not None
     (path,) = paths
     return path
@@ -139,14 +139,14 @@ def test_a_missing_image_is_named_with_the_command_that_makes_it(container: str,
     assert path.fix == f"slipway image {verb}; or the same launch with --build"
     assert "there is no such file" in path.why
     write_image(Path(image_of(draft_with(container))))
-    assert missing_image(PathResolver(draft_with(container))) == ()
+    assert find_missing_image(PathResolver(draft_with(container))) == ()
 
 
 def test_a_torn_image_is_found_by_the_checks(directory: Path) -> None:
     image(directory / "torn.sqsh", size=200)
     path = missing_path(draft_with(f"{directory}/torn.sqsh"))
     assert path.why.startswith("cut short")
-    assert path.fix == "made anew, beside it: slipway image import IMAGE --output FILE"
+    assert path.fix == "import it again, to another file: slipway image import IMAGE --output FILE"
 
 
 def test_images_of_apptainer_are_images_where_it_starts_them(directory: Path) -> None:
@@ -157,7 +157,7 @@ def test_images_of_apptainer_are_images_where_it_starts_them(directory: Path) ->
     for runtime in ("apptainer", "singularity"):
         option = f"container_options.runtime={runtime}"
         for path in (sif, sandbox, directory / "whole.sqsh"):
-            assert missing_image(PathResolver(draft_with(str(path), option))) == ()
+            assert find_missing_image(PathResolver(draft_with(str(path), option))) == ()
         # A directory is not copied to the nodes.
         staged = missing_path(draft_with(str(sandbox), option, "container_options.stage_to=/scratch"))
         assert staged.why == "a directory, not a file"
@@ -171,17 +171,17 @@ def test_images_of_apptainer_are_images_where_it_starts_them(directory: Path) ->
 
 
 def test_a_registry_image_on_many_nodes_is_a_warning(directory: Path) -> None:
-    (path,) = fetched_at_once(PathResolver(draft_with(NEMO))) or ()
+    (path,) = find_fetched_at_once(PathResolver(draft_with(NEMO))) or ()
     assert not path.certain
     assert path.why == "each of the job's 8 nodes fetches and unpacks it by itself, all at once"
     assert path.fix is not None
     assert f"slipway image import '{NEMO}'" in path.fix
     write_image(directory / "images/nvidia+nemo+24.07.sqsh")
-    (path,) = fetched_at_once(PathResolver(draft_with(NEMO))) or ()
+    (path,) = find_fetched_at_once(PathResolver(draft_with(NEMO))) or ()
     assert path.fix == f"it is a file already: container={directory}/images/nvidia+nemo+24.07.sqsh"
     for more in ("training.trainer.num_nodes=1", "container_options.name=nemo"):
-        assert fetched_at_once(PathResolver(draft_with(NEMO, more))) == ()
-    assert fetched_at_once(PathResolver(draft_with("/apps/nemo.sqsh"))) is None
+        assert find_fetched_at_once(PathResolver(draft_with(NEMO, more))) == ()
+    assert find_fetched_at_once(PathResolver(draft_with("/apps/nemo.sqsh"))) is None
 
 
 def test_the_digest_is_read_from_the_record(directory: Path) -> None:

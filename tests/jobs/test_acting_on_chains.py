@@ -127,7 +127,7 @@ def test_save_lets_the_link_that_runs_save(scheduler: ChainScheduler, capsys: Ca
 
 
 def test_refused_save_ends_nothing(scheduler: ChainScheduler, capsys: Capsys) -> None:
-    scheduler.errors["18"] = UserError("job 18 is SUSPENDED: nothing runs that could save")
+    scheduler.errors["18"] = UserError("job 18 is SUSPENDED: no running task can save a checkpoint")
     assert main(["cancel", "--save", "a"]) == 1
     assert scheduler.acts == [("save", "18")] and chain_end(DIRECTORY) is None
     scheduler.errors["18"] = NoAnswer("Slurm did not answer")

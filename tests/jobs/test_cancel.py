@@ -109,7 +109,7 @@ def test_cancel_of_an_array(project: Project) -> None:
     project.wait_until_it_trains(2)
     subprocess.run(["scontrol", "suspend", f"{job}_0"], check=True)
     code, out, err = project.slipway("cancel", "--save", "run")
-    assert code == 1 and "nothing runs that could save" in err
+    assert code == 1 and "no running task can save a checkpoint" in err
     assert project.state(job).count("PENDING") == 2, "a refusal ends nothing"
     subprocess.run(["scontrol", "resume", f"{job}_0"], check=True)
     assert project.slipway("cancel", f"{job}_2")[0] == 0

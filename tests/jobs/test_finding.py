@@ -166,7 +166,7 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: py
     for word in ("unheard-of", "17"):
         with pytest.raises(UserError, match="there is no run") as raised:
             find_run(word, BASE)
-        assert str(raised.value).count("Slurm does not answer: nothing within 0 s (squeue, asked once") == 1
+        assert str(raised.value).count("Slurm does not answer: no answer within 0 s (squeue, asked once") == 1
 
 
 # by a job's id

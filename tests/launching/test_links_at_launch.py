@@ -15,7 +15,7 @@ from launcher.launching.submission import Backoff, submit
 from launcher.runs.manifest import read_manifest
 from launcher.schedulers.base import FoundJobs, NoAnswer, Submission
 from launcher.slurm.records import Record
-from launcher.slurm.sbatch_options import combined_dependency
+from launcher.slurm.sbatch_options import combine_dependency
 from launcher.slurm.states import Action
 from slipway.common.node.marks import GIVEN_UP, claim, link_jobs
 from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
@@ -78,10 +78,10 @@ def test_no_link_begins_where_the_first_cannot(tmp_path: Path, slurm: FakeSlurm)
 
 
 def test_links_wait_for_the_stage_before_too() -> None:
-    assert combined_dependency(None, "afterok:17") == "afterok:17"
-    assert combined_dependency("singleton", "afterok:17") == "afterok:17,singleton"
+    assert combine_dependency(None, "afterok:17") == "afterok:17"
+    assert combine_dependency("singleton", "afterok:17") == "afterok:17,singleton"
     with pytest.raises(UserError, match=r"x.run.dependency='afterok:1\?afterok:2': alternatives"):
-        combined_dependency("afterok:1?afterok:2", "afterok:17", "x.run.dependency")
+        combine_dependency("afterok:1?afterok:2", "afterok:17", "x.run.dependency")
 
 
 @pytest.mark.parametrize(

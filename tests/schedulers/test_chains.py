@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus
-from launcher.schedulers.chain_status import from_marks_alone, may_go_on, status_of_chain
-from launcher.schedulers.job_status import ANOTHER_JOB, from_marks
+from launcher.schedulers.chain_status import may_go_on, read_marks_alone, status_of_chain
+from launcher.schedulers.job_status import ANOTHER_JOB, read_marks
 from launcher.slurm.states import State
 from slipway.common.node.marks import (
     GIVEN_UP,
@@ -269,17 +269,17 @@ def test_missing_claim_hides_no_other(tmp_path: Path) -> None:
 
 def test_marks_alone_give_the_state_of_a_chain_that_is_over(tmp_path: Path) -> None:
     """A chain that may go on is not over while no scheduler can be asked."""
-    assert from_marks_alone(ref(tmp_path, 2)) is None
+    assert read_marks_alone(ref(tmp_path, 2)) is None
     mark(tmp_path, 1, code=75)
-    assert from_marks_alone(ref(tmp_path, 1)) is None
+    assert read_marks_alone(ref(tmp_path, 1)) is None
     mark(tmp_path, 2, code=0, start_time=300.0)
-    done = from_marks_alone(ref(tmp_path, 3))
+    done = read_marks_alone(ref(tmp_path, 3))
     assert done and done.state is S.COMPLETED and done.chain and done.chain.current == 2
     mark(tmp_path, 2, code=1, start_time=300.0)
-    assert from_marks_alone(ref(tmp_path, 2)) is None
-    assert from_marks_alone(ref(tmp_path, 2, links=2)) is not None
+    assert read_marks_alone(ref(tmp_path, 2)) is None
+    assert read_marks_alone(ref(tmp_path, 2, links=2)) is not None
     end_chain(tmp_path, ChainEnd("job 18", "stopped"))
-    stopped = from_marks_alone(ref(tmp_path, 3))
+    stopped = read_marks_alone(ref(tmp_path, 3))
     assert stopped and stopped.state is S.FAILED and stopped.reason == "exit code 1; stopped"
 
 
@@ -300,12 +300,12 @@ def test_slurms_state_in_the_mark_of_an_end_is_read(
     tmp_path: Path, word: str | None, code: int, state: State
 ) -> None:
     mark(tmp_path, 1, code=code, state=word)
-    status = from_marks(JobRef({}, tmp_path, ()), "17")
+    status = read_marks(JobRef({}, tmp_path, ()), "17")
     assert status and status.state is state
 
 
 def test_a_link_has_the_state_that_the_next_one_recorded(tmp_path: Path) -> None:
     """The link's node failed: the link left no exit code and no time."""
     mark(tmp_path, 1, state="NODE_FAIL", rule="node_failed", why="a node of it failed", judged_by="job 18")
-    status = from_marks(JobRef({}, tmp_path, ()), "17")
+    status = read_marks(JobRef({}, tmp_path, ()), "17")
     assert status == JobStatus(S.NODE_FAIL, None, "n1", why="a node of it failed")

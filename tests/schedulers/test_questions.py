@@ -112,7 +112,7 @@ def test_a_dead_accounting_does_not_hide_the_queue(tmp_path: Path, caplog: pytes
     assert states == [State.RUNNING, State.FAILED, State.UNKNOWN]
     assert slurm.timeouts[1] == 10.0
     reason = statuses[2].reason or ""
-    assert reason.startswith("not in the queue; Slurm's accounting does not answer: nothing within 10 s")
+    assert reason.startswith("not in the queue; Slurm's accounting does not answer: no answer within 10 s")
     assert "Slurm's accounting does not answer" in caplog.text
     slurm.scheduler.statuses(refs(3, tmp_path))
     assert slurm.programs == ["squeue", "sacct", "squeue"], "left alone for a while"

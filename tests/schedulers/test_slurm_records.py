@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import status_of
-from launcher.slurm.records import SEPARATOR, Record, by_job, parse_sacct, parse_squeue, script_of
+from launcher.slurm.records import SEPARATOR, Record, group_by_job, parse_sacct, parse_squeue, script_of
 from launcher.slurm.states import State
 from slipway.common.node.slurm_states import STATES
 
@@ -23,7 +23,7 @@ def read_recorded(name: str) -> str:
 
 
 QUEUE = {record.command.rpartition(" ")[2]: record for record in parse_squeue(read_recorded("squeue"))}
-ATTEMPTS = by_job(parse_sacct(read_recorded("sacct")))
+ATTEMPTS = group_by_job(parse_sacct(read_recorded("sacct")))
 
 
 def row(*fields: object) -> str:
@@ -57,7 +57,7 @@ def test_squeue_gives_the_status_of_a_job(tag: str, expected: JobStatus) -> None
 def test_a_cancellation_by_slurm_has_a_reason() -> None:
     status = status_of(replace(QUEUE["t-depnever"], word="CANCELLED"))
     assert status.state is State.CANCELLED
-    assert status.reason == "what it waited for failed, or cannot happen any more"
+    assert status.reason == "its dependency failed, or can no longer be satisfied"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_cancellation_by_slurm_has_a_reason() -> None:
         (
             "depnever",
             0,
-            "DependencyNeverSatisfied: what it waits for cannot happen any more, `slipway cancel RUN`",
+            "DependencyNeverSatisfied: its dependency can no longer be satisfied, `slipway cancel RUN`",
         ),
         ("begin", 0, "BeginTime: its time to begin has not come; after a requeue that takes two minutes"),
         ("preempted", 1, "BeginTime: its time to begin has not come; after a requeue that takes two minutes"),
@@ -121,7 +121,7 @@ def test_sacct_has_each_attempt(tag: str, expected: list[JobStatus]) -> None:
 
 
 def test_tasks_of_arrays_are_read() -> None:
-    queue = by_job(parse_squeue(read_recorded("squeue")))
+    queue = group_by_job(parse_squeue(read_recorded("squeue")))
     (array,) = {record.parent_id for record in queue[QUEUE["t-array"].parent_id]}
     assert sorted(record.task or "" for record in queue[array]) == ["0", "1", "2", "3", "4"]
     waiting = QUEUE["t-arraypend"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.schedulers.base import JobRef, JobStatus
-from launcher.schedulers.job_status import ANOTHER_JOB, from_marks, resolve, status_of_job
+from launcher.schedulers.job_status import ANOTHER_JOB, read_marks, resolve, status_of_job
 from launcher.slurm.records import SEPARATOR, Record, parse_sacct
 from launcher.slurm.states import State
 from slipway.common.node.marks import note_cancelled
@@ -39,26 +39,26 @@ def mark(ref: JobRef, *, started: float | None = None, ended: float | None = Non
 
 
 def test_marks_give_the_status(ref: JobRef) -> None:
-    assert from_marks(ref) is None
+    assert read_marks(ref) is None
     mark(ref, started=100.0)
-    running = from_marks(ref)
+    running = read_marks(ref)
     assert running and running.state is State.UNKNOWN and running.nodes == "n[1-2]"
     mark(ref, ended=100.0 + 90061)
     done = JobStatus(State.COMPLETED, None, "n[1-2]", "1-01:01:01", 0)
-    assert from_marks(ref) == done
+    assert read_marks(ref) == done
     mark(ref, ended=160.0, code=143)
     failed = JobStatus(State.FAILED, "exit code 143 (SIGTERM)", "n[1-2]", "00:01:00", 143)
-    assert from_marks(ref, "12") == failed
-    assert from_marks(ref, "13") is None
+    assert read_marks(ref, "12") == failed
+    assert read_marks(ref, "13") is None
     mark(ref, ended=160.0, code=75)
-    saved = from_marks(ref)
+    saved = read_marks(ref)
     assert saved and saved.state is State.INTERRUPTED
 
 
 def test_the_end_of_a_jobs_first_attempt_is_not_its_end(ref: JobRef) -> None:
     mark(ref, started=100.0, ended=200.0)
     leave_marks(ref.launch_dir, "12", attempt=1, started=300.0)
-    status = from_marks(ref)
+    status = read_marks(ref)
     assert status and status.state is State.UNKNOWN and status.restarts == 1
 
 
@@ -66,9 +66,9 @@ def test_a_torn_mark_gives_no_state(ref: JobRef) -> None:
     mark(ref, ended=1.0)
     path = ref.launch_dir / "marks" / "12.0.ended.json"
     path.write_text('{"exit_code": 0, "en')
-    assert from_marks(ref) is None
+    assert read_marks(ref) is None
     path.write_text('{"job_id": "12"}')
-    status = from_marks(ref)
+    status = read_marks(ref)
     assert status and status.state is State.UNKNOWN
 
 
@@ -232,13 +232,13 @@ def test_marks_of_tasks_give_the_status_of_an_array(array: JobRef) -> None:
     leave_marks(array.launch_dir, "12_0", started=1.0, ended=2.0)
     leave_marks(array.launch_dir, "12_1", attempt=0, started=3.0, ended=4.0, code=3)
     leave_marks(array.launch_dir, "12_1", attempt=1, started=5.0)
-    status = from_marks(array, "12")
+    status = read_marks(array, "12")
     assert status and status.state is State.UNKNOWN
     assert status.reason == "tasks: 1 COMPLETED, 4 UNKNOWN; 1: it started, and recorded no end"
     for number in range(1, 5):
         leave_marks(
             array.launch_dir, f"12_{number}", attempt=1, started=5.0, ended=6.0, code=int(number == 2)
         )
-    status = from_marks(array)
+    status = read_marks(array)
     assert status and (status.state, status.exit_code) == (State.FAILED, 1)
     assert status.reason == "tasks: 4 COMPLETED, 1 FAILED; 2: exit code 1"

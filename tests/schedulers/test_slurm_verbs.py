@@ -79,7 +79,7 @@ def test_each_action_runs_its_command(action: Action, records: Sequence[Record],
     [
         (Action.CANCEL, [], "Slurm's queue does not have job 7: it is over, or never was"),
         (Action.CANCEL, [record("COMPLETED")], "job 7 is over already: COMPLETED"),
-        (Action.SAVE, [record("PENDING")], "job 7 is PENDING: nothing runs that could save"),
+        (Action.SAVE, [record("PENDING")], "job 7 is PENDING: no running task can save a checkpoint"),
         (Action.SAVE, [record("TIMEOUT")], "job 7 is over already: TIMEOUT"),
         (Action.HOLD, [record("RUNNING")], "job 7 has begun: only a job that waits can be held"),
         (Action.RELEASE, [record("PENDING", "Priority")], "job 7 is not held: it is PENDING"),
@@ -221,7 +221,7 @@ def test_a_job_that_waits_is_held_released_and_cancelled(slurm: RealSlurm) -> No
     assert scheduler.locate(job) == submitted_name(ref.launch_dir / "x_submission.sh", ref.submitted_tag)
     slurm.act(Action.HOLD, job)
     assert slurm.status(ref).reason == "JobHeldUser: held, `slipway release RUN` lets it go"
-    with pytest.raises(UserError, match="nothing runs that could save"):
+    with pytest.raises(UserError, match="no running task can save a checkpoint"):
         slurm.act(Action.SAVE, job)
     slurm.act(Action.RELEASE, job)
     assert "Held" not in (slurm.status(ref).reason or "")
@@ -319,7 +319,7 @@ def test_a_controller_that_does_not_answer_is_reported(slurm: RealSlurm) -> None
     os.kill(controller, signal.SIGSTOP)
     try:
         with pytest.raises(
-            SchedulerSilent, match=r"Slurm does not answer: nothing within 0 s \(squeue, asked \d times"
+            SchedulerSilent, match=r"Slurm does not answer: no answer within 0 s \(squeue, asked \d times"
         ):
             scheduler.statuses([ref])
         error = scheduler.act(Action.CANCEL, [ref.job_id])[ref.job_id]

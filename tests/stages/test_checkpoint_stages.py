@@ -309,7 +309,7 @@ def test_mistakes_of_the_verbs_are_named(
 def test_a_missing_step_is_refused_with_the_existing_ones(
     run_dir: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.checks.gathering.checkpoints.complete_checkpoints", _marked)
+    monkeypatch.setattr("launcher.checks.gathering.checkpoints.read_complete_checkpoints", _marked)
     assert main(["convert", "gpt3_tiny@7"]) == 2
     error = capsys.readouterr().err
     assert "conversion.step='7': no complete checkpoint of this step" in error

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.gathering.path_resolver import PathResolver
-from launcher.checks.gathering.paths import missing_mounts
+from launcher.checks.gathering.paths import find_missing_mounts
 from launcher.config.compose import compose
 from launcher.drafting import Request, draft
 from launcher.stages.planning import plan_launch
@@ -43,7 +43,7 @@ def test_mock_data_need_no_mount_of_a_missing_data_dir(tmp_path: Path) -> None:
 
     def missing_keys(*overrides: str) -> list[str]:
         launch = draft(Request([*places, *overrides], []))
-        return [path.key for path in missing_mounts(PathResolver(launch)) or ()]
+        return [path.key for path in find_missing_mounts(PathResolver(launch)) or ()]
 
     assert missing_keys("engine=megatron") == ["data_dir"]
     assert missing_keys("engine=megatron", MOCK) == []

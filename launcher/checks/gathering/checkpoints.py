@@ -1,4 +1,4 @@
-"""The checkpoint that a training is to go on from: looked for, and not loaded."""
+"""Find the checkpoint from which a training resumes, without loading it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SIZES = (
     "kv_channels",
 )
 _DIRECTORY = "exp_manager.checkpoint_callback_params.dirpath"
-# NeMo's, of which each names one checkpoint; the two at the root are beside the nodes of its T5 files.
+# NeMo's keys for one checkpoint each; its T5 files have the last two at the root.
 _OF_NEMO = (
     "model.resume_from_checkpoint",
     "model.restore_from_path",
@@ -44,17 +44,17 @@ _RANKS = ("mp_rank_00", "tp_rank_00_pp_rank_000")
 # The format that slipway/trainer/checkpoint/compatible.py refuses under other sizes, and those sizes.
 _SHARDED = "dp_reshardable"
 _SHARDS = ("tensor", "pipeline", "virtual_pipeline")
-# The trainer's defaults for facts that a marker of an earlier version does not tell.
+# The trainer's defaults for facts that markers of earlier versions omit.
 _RESUME = {"checkpoint": None, "load_optimizer": True, "lr_scale": 1.0, "data_generation": 0}
 
 
 def checkpoint_directory(resolver: PathResolver) -> Path | None:
-    """Return where a training saves, as this machine has it; None if that is in the container's image."""
+    """Return a training's checkpoint directory on this machine; None if the container's image has it."""
     value = resolver.plan.job.chain.checkpoints
     return resolver.host(value) if value is not None else resolver.plan.paths.checkpoints
 
 
-def complete_checkpoints(directory: Path | None) -> list[MarkedCheckpoint]:
+def read_complete_checkpoints(directory: Path | None) -> list[MarkedCheckpoint]:
     """Return the complete checkpoints of our trainer in a directory, the newest last."""
     try:
         marked = marked_checkpoints(directory) if directory is not None else []
@@ -63,19 +63,19 @@ def complete_checkpoints(directory: Path | None) -> list[MarkedCheckpoint]:
     return [checkpoint for checkpoint in marked if checkpoint.damage is None]
 
 
-def chosen_checkpoint(resolver: PathResolver) -> MarkedCheckpoint | None:
-    """Return the checkpoint that our trainer would resume from: the newest, or the named one until it was."""
+def choose_checkpoint(resolver: PathResolver) -> MarkedCheckpoint | None:
+    """Return the checkpoint to resume from: the named one until a newer follows it, else the newest."""
     values, directory = resolver.values, checkpoint_directory(resolver)
-    newest, value = next(reversed(complete_checkpoints(directory)), None), values.raw(_NAMED)
+    newest, value = next(reversed(read_complete_checkpoints(directory)), None), values.raw(_NAMED)
     if not isinstance(value, str) or (newest is not None and _was_made(values, newest)):
         return newest
     path = resolver.host(value) if "/" in value else directory / value if directory is not None else None
     return marked_checkpoint(path) if path is not None else None
 
 
-def saved_shards(resolver: PathResolver) -> SavedShards | None:
+def read_saved_shards(resolver: PathResolver) -> SavedShards | None:
     """Return the shards of the optimizer states that our trainer would load; None if all sizes can."""
-    chosen = chosen_checkpoint(resolver) if resolver.plan.job.engine == "megatron" else None
+    chosen = choose_checkpoint(resolver) if resolver.plan.job.engine == "megatron" else None
     values = resolver.values
     if chosen is None or chosen.content.get("optimizer") != _SHARDED:
         return None
@@ -86,33 +86,33 @@ def saved_shards(resolver: PathResolver) -> SavedShards | None:
     return SavedShards(str(chosen.path), *known) if known == sizes else None
 
 
-def missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return what is wrong with the checkpoint to resume from; None if the job is no training."""
+def find_missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return faults of the checkpoint to resume from; None if the job is no training."""
     job = resolver.plan.job
     if job.config is None or job.stage != "training":
         return None
     values = Values(job.config)
-    lacks = _newest(resolver, values)
+    lacks = _check_newest(resolver, values)
     if job.engine == "megatron":
-        lacks = [*_named(resolver, values), *_initial(resolver, values), *lacks]
-        lacks = lacks or _untrusted(resolver, values)
+        lacks = [*_check_named(resolver, values), *_check_initial(resolver, values), *lacks]
+        lacks = lacks or _check_owner(resolver, values)
     elif job.engine == "nemo":
-        lacks = [*_of_nemo(resolver, values), *lacks]
+        lacks = [*_check_nemo(resolver, values), *lacks]
     return tuple(lacks)
 
 
-def _named(resolver: PathResolver, values: Values) -> list[MissingPath]:
+def _check_named(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look for our trainer's `resume.checkpoint`: a name in the run's directory of checkpoints, or a path."""
     value, directory = values.raw(_NAMED), checkpoint_directory(resolver)
     if not isinstance(value, str):
         return []
-    known = complete_checkpoints(directory)[::-1]
+    known = read_complete_checkpoints(directory)[::-1]
 
     def fault(path: Path) -> Fault | None:
         if known and _was_made(values, known[0]):
             return None  # the newest checkpoint comes after it: the named one may be gone by now
         why, names = _why_lost(path), [checkpoint.path.name for checkpoint in known]
-        return (why, _near(path, names, directory)) if why is not None else None
+        return (why, _suggest_near(path, names, directory)) if why is not None else None
 
     path: Path | MissingPath | None = directory / value if directory is not None else None
     if "/" in value:
@@ -120,17 +120,17 @@ def _named(resolver: PathResolver, values: Values) -> list[MissingPath]:
     return resolver.look(_NAMED, value, path, fault)
 
 
-def _initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
-    """Look for the weights that a run of our trainer starts from, unless it has a checkpoint of its own."""
+def _check_initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
+    """Look for the weights that a run of our trainer starts from, unless it has its own checkpoint."""
     value = values.raw(_INITIAL)
-    if not isinstance(value, str) or complete_checkpoints(checkpoint_directory(resolver)):
+    if not isinstance(value, str) or read_complete_checkpoints(checkpoint_directory(resolver)):
         return []
 
     def fault(path: Path) -> Fault | None:
         why = _why_lost(path)
-        saved = _newest_at(path)
+        saved = _read_newest(path)
         if why is None or (saved and saved[0].path != path):
-            other = _other_model(saved[0].content if saved else {}, values)
+            other = _compare_models(saved[0].content if saved else {}, values)
             return (other, "a run starts from the weights of the same model") if other is not None else None
         if is_there(path / "config.json"):
             return why, f"slipway convert {path} --to slipway makes a checkpoint of a Hugging Face model"
@@ -139,8 +139,8 @@ def _initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
     return resolver.look(_INITIAL, value, resolver.input(_INITIAL, value, f"training.{_INITIAL}="), fault)
 
 
-def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
-    """Return the first key with which a run's model is not the one of a checkpoint."""
+def _compare_models(marker: Mapping[str, Any], values: Values) -> str | None:
+    """Return the first key in which a run's model differs from a checkpoint's."""
     model = marker.get("model")
     stacks = ("encoder", "decoder") if values.node("model.encoder") else ("decoder",)
     for stack, name in product(stacks, _SIZES):
@@ -152,27 +152,27 @@ def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
     return None
 
 
-def _untrusted(resolver: PathResolver, values: Values) -> list[MissingPath]:
+def _check_owner(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look at the owner of the checkpoint that our trainer would start from."""
-    chosen = chosen_checkpoint(resolver) if values.flag("exp_manager.resume_if_exists") else None
+    chosen = choose_checkpoint(resolver) if values.flag("exp_manager.resume_if_exists") else None
     key = _NAMED if isinstance(values.raw(_NAMED), str) else _DIRECTORY
     if chosen is not None or not isinstance(value := values.raw(_INITIAL), str):
-        return _of_others(key, values, [chosen] if chosen is not None else [])
+        return _find_foreign(key, values, [chosen] if chosen is not None else [])
     path = resolver.host(value)
-    return _of_others(_INITIAL, values, _newest_at(path)) if path is not None else []
+    return _find_foreign(_INITIAL, values, _read_newest(path)) if path is not None else []
 
 
-def _newest_at(path: Path) -> list[MarkedCheckpoint]:
+def _read_newest(path: Path) -> list[MarkedCheckpoint]:
     """Return the newest complete checkpoint of a directory, or that of a path itself, if there is one."""
     saved = marked_checkpoint(path)
-    return complete_checkpoints(path)[-1:] or ([] if saved is None else [saved])
+    return read_complete_checkpoints(path)[-1:] or ([] if saved is None else [saved])
 
 
-def _of_others(key: str, values: Values, chosen: Sequence[MarkedCheckpoint]) -> list[MissingPath]:
+def _find_foreign(key: str, values: Values, chosen: Sequence[MarkedCheckpoint]) -> list[MissingPath]:
     """Return the checkpoints that our trainer refuses, because they are another user's.
 
-    An NFS export may show one's own files as somebody else's, which the trainer learns from a file that it
-    writes beside the checkpoint.
+    An NFS export may show the user's files as another's; the trainer detects that by writing a file next to
+    the checkpoint.
     """
     trusted, own = values.raw("resume.trust_owner"), {os.geteuid(), 0}
     answers = [(saved.path, why_untrusted(saved.path, own, trusted and str(trusted))) for saved in chosen]
@@ -190,7 +190,7 @@ def _was_made(values: Values, checkpoint: MarkedCheckpoint) -> bool:
     return isinstance(recorded, dict) and {**_RESUME, **settings} == {**_RESUME, **recorded}
 
 
-def _near(path: Path, names: list[str], directory: Path | None) -> str:
+def _suggest_near(path: Path, names: list[str], directory: Path | None) -> str:
     if not names:
         return f"there is no complete checkpoint in {directory}; null goes on from the newest, or starts"
     listed = f"complete ones in {directory}, the newest first: {', '.join(names[:5])}"
@@ -209,14 +209,14 @@ def _why_lost(path: Path) -> str | None:
     return f"not a complete checkpoint: {saved.damage}" if saved.damage is not None else None
 
 
-def _of_nemo(resolver: PathResolver, values: Values) -> Iterator[MissingPath]:
+def _check_nemo(resolver: PathResolver, values: Values) -> Iterator[MissingPath]:
     for key in _OF_NEMO:
         value = values.raw(key)
         if isinstance(value, str) and value.strip() and "://" not in value:
-            yield from resolver.look(key, value, resolver.input(key, value), _fault_of_nemo)
+            yield from resolver.look(key, value, resolver.input(key, value), _find_nemo_fault)
 
 
-def _fault_of_nemo(path: Path) -> Fault | None:
+def _find_nemo_fault(path: Path) -> Fault | None:
     if is_there(path / MARKER):
         return "a checkpoint of Slipway, which NeMo cannot read", "engine=megatron"
     by_rank = [path.parent / rank / path.name for rank in _RANKS]
@@ -225,8 +225,8 @@ def _fault_of_nemo(path: Path) -> Fault | None:
     return "there is no such checkpoint", nearest_files(path)
 
 
-def _newest(resolver: PathResolver, values: Values) -> list[MissingPath]:
-    """Look for the checkpoint that must be there, and for the one that Megatron-LM's record names."""
+def _check_newest(resolver: PathResolver, values: Values) -> list[MissingPath]:
+    """Look for a required checkpoint, and for the one that Megatron-LM's record names."""
     engine, key = resolver.plan.job.engine, "exp_manager.resume_ignore_no_checkpoint"
     if not values.flag("exp_manager.resume_if_exists"):
         return []
@@ -256,14 +256,14 @@ def _why_not_newest(directory: Path) -> str | None:
 
 def _holds_any(directory: Path, engine: str) -> bool:
     if engine == "megatron":
-        return bool(complete_checkpoints(directory))
+        return bool(read_complete_checkpoints(directory))
     if engine == "megatron_lm":
         return is_there(directory / TRACKER)
     return has_entries(directory)
 
 
 def has_entries(directory: Path) -> bool:
-    """Return True if something is saved in a directory, or if it cannot be read."""
+    """Return True if a directory has visible entries, or cannot be read."""
     try:
         return any(not entry.name.startswith(".") for entry in directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -272,20 +272,20 @@ def has_entries(directory: Path) -> bool:
         return True
 
 
-def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return what is wrong with the source of a conversion or evaluation; None for other jobs."""
+def find_missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return faults of the source of a conversion or evaluation; None for other jobs."""
     job = resolver.plan.job
     if job.stage not in ("conversion", "evaluation") or job.stage_config is None:
         return None
     node, key = job.stage_config[job.stage], f"{job.stage}.source"
     source, path = node["source"], resolver.host(node["source"])
-    tasks = tuple(_unknown_tasks(resolver, node["lm_eval"])) if job.stage == "evaluation" else ()
+    tasks = tuple(_find_unknown_tasks(resolver, node["lm_eval"])) if job.stage == "evaluation" else ()
     if path is None or resolver.is_created_later(path):
         return tasks
     if not is_there(path):
         why, fix = "there is no such file or directory", nearest_files(path)
         return (resolver.missing(key, source, why, fix, at=path),)
-    marked = sorted(complete_checkpoints(path), key=lambda checkpoint: checkpoint.serial)
+    marked = sorted(read_complete_checkpoints(path), key=lambda checkpoint: checkpoint.serial)
     steps = {checkpoint.step for checkpoint in marked}
     requested = node["step"] if isinstance(node["step"], list) else [node["step"]]
     lost = sorted({step for step in requested if step is not None} - steps) if steps else []
@@ -297,23 +297,23 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if path.is_dir() and not any(not entry.name.startswith(".") for entry in path.iterdir()):
         return (resolver.missing(key, source, "no checkpoint in it"),)
     if job.stage == "evaluation":
-        read = [saved for saved in marked if saved.step in requested] or _newest_at(path)
-        return (*tasks, *_of_others(key, Values(job.stage_config), read))
-    if job.engine == "nemo":  # whose job looks for NeMo's own checkpoints
+        read = [saved for saved in marked if saved.step in requested] or _read_newest(path)
+        return (*tasks, *_find_foreign(key, Values(job.stage_config), read))
+    if job.engine == "nemo":  # its job finds NeMo's own checkpoints
         return ()
     if node["source_format"] == "auto" and not any(map(_WEIGHTS.search, _names(path))):
         fix = "a checkpoint of Slipway, Hugging Face, Megatron-LM, PyTorch DCP or DeepSpeed"
         return (resolver.missing(key, source, "no weights of a known format in it", fix),)
     chosen = [checkpoint for checkpoint in marked if node["step"] in (None, checkpoint.step)]
-    return tuple(_taken_output(resolver, node, chosen[-1] if chosen else None))
+    return tuple(_find_taken_output(resolver, node, chosen[-1] if chosen else None))
 
 
 _TASKS_SHOWN = 20
 _LIST_TASKS = "from lm_eval.tasks import TaskManager; print(*TaskManager().all_tasks, sep='\\n')"
 
 
-def _unknown_tasks(resolver: PathResolver, harness: Mapping[str, Any]) -> Iterator[MissingPath]:
-    """Yield the tasks that lm-eval lacks; the job looks if its own is another, or has tasks of the user's."""
+def _find_unknown_tasks(resolver: PathResolver, harness: Mapping[str, Any]) -> Iterator[MissingPath]:
+    """Yield tasks unknown to lm-eval; the job checks them itself with another lm-eval or a user's tasks."""
     is_ours = resolver.plan.job.payload.argv[0] == sys.executable and harness["include_path"] is None
     package = find_spec("lm_eval") if is_ours and harness["tasks"] else None
     names = {name for name in harness["tasks"] if not name.endswith((".yaml", ".yml"))}
@@ -331,7 +331,7 @@ def _unknown_tasks(resolver: PathResolver, harness: Mapping[str, Any]) -> Iterat
 
 # Files by which slipway/trainer/conversion/sources.py knows the formats of weights.
 _WEIGHTS = re.compile(r"complete\.json|config\.json|common\.pt|\.metadata|.*_model_states\.pt|latest\w*")
-# The file that slipway/trainer/conversion/outputs.py writes beside a result.
+# The file that slipway/trainer/conversion/outputs.py adds to a result.
 _RECORD = "conversion.json"
 
 
@@ -342,10 +342,10 @@ def _names(directory: Path) -> Iterator[str]:
             yield from [entry.name for entry in path.iterdir()]
 
 
-def _taken_output(
+def _find_taken_output(
     resolver: PathResolver, node: Mapping[str, Any], checkpoint: MarkedCheckpoint | None
 ) -> Iterator[MissingPath]:
-    """Yield an output that exists and is none of this conversion: it is not overwritten."""
+    """Yield an output that exists and that another conversion made: it is not overwritten."""
     value, asked = str(node["output"]), {key: node[key] for key in ("to", "dtype")}
     if checkpoint is not None:
         value, asked["step"] = value.replace("{step}", str(checkpoint.step)), checkpoint.step
@@ -356,7 +356,7 @@ def _taken_output(
         if checkpoint is not None:
             asked["checkpoint"] = f"{zlib.crc32(read_bytes(checkpoint.path / MARKER)):08x}"
         made_of = dict(read_json(output / _RECORD)["made_of"])
-        # The record of an earlier version lacks some.
+        # Records of earlier versions omit some keys.
         differences = [f"{key}={made_of[key]}" for key in asked if made_of.get(key, asked[key]) != asked[key]]
     except (OSError, ValueError, KeyError, TypeError):
         differences = [f"it has no {_RECORD}"]

@@ -22,30 +22,30 @@ _NEMO_NODES = ("trainer", "exp_manager", "model")
 
 
 def node_gpus(draft: Draft) -> int | None:
-    """Return the GPUs of a node, where the cluster's configuration says it."""
+    """Return the GPUs of a node in the cluster's configuration; None if not set."""
     config, stage = draft.composition.config, draft.plan.job.stage
     cluster = stage_cluster(config, stage)
     return gpus_of(cluster.gpus_per_node, cluster.gres)
 
 
-def unexpanded(draft: Draft) -> tuple[tuple[str, str], ...]:
-    """Return the keys whose values hold a reference of the shell's that stays as it is, with the values."""
+def find_unexpanded(draft: Draft) -> tuple[tuple[str, str], ...]:
+    """Return keys with values that contain an unexpanded shell variable, and the values."""
     found: dict[str, str] = {}
     for key, value in values_of(draft.composition.config.model_dump(exclude={"stage_cluster"})):
         if isinstance(value, str) and re.search(REFERENCE, value):
-            # What is derived from a value is that key's.
+            # Derived values are reported under the original key.
             is_derived = AS_WRITTEN.search(key) or any(other in value for other in found.values())
             if "env_vars." in key or not is_derived:
                 found[key] = value
     return tuple(found.items())
 
 
-def added_keys(draft: Draft) -> tuple[str, ...]:
+def find_added_keys(draft: Draft) -> tuple[str, ...]:
     """Return the keys of NeMo's nodes that the user added to the shipped tree."""
-    known, training, job = known_keys(draft), draft.composition.config.training, draft.plan.job
+    known, training, job = read_known_keys(draft), draft.composition.config.training, draft.plan.job
     nodes = {name: getattr(training, name) for name in _NEMO_NODES} if known else {}
     if known and training is not None and job.engine == "megatron_lm" and job.config is not None:
-        # What a check reads is none of the engine's for that.
+        # A key that a check reads is not thereby the engine's.
         config, model_type, known = job.config, training.run.model_type, _shipped_keys()
         return tuple(
             key
@@ -55,8 +55,8 @@ def added_keys(draft: Draft) -> tuple[str, ...]:
     return tuple(key for key in _keys_below(nodes) if key not in known)
 
 
-def known_keys(draft: Draft) -> frozenset[str]:
-    """Return the keys that shipped files show or checks read; none where nothing can have been added."""
+def read_known_keys(draft: Draft) -> frozenset[str]:
+    """Return the keys that shipped files have or checks read; empty if the user cannot have added keys."""
     composition = draft.composition
     overrides = map(parse_override, composition.overrides)
     adds = any(item.sign.startswith("+") and item.key.startswith("training.") for item in overrides)

@@ -1,4 +1,4 @@
-"""The data that a training reads and the files of its tokenizer: looked for, read and identified."""
+"""Find and identify a training's data and the files of its tokenizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.checks.facts import MissingPath
-from launcher.checks.gathering.checkpoints import chosen_checkpoint
+from launcher.checks.gathering.checkpoints import choose_checkpoint
 from launcher.checks.gathering.host import ask_module
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, opened, why_unreadable
 from launcher.checks.rules.training import weight_of
@@ -27,13 +27,13 @@ from slipway.arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
 _PREFIX = "model.data.data_prefix"
 _SPLITS, _SPLIT_WEIGHTS = "model.data.splits_string", "900,50,50"
 _SUFFIXES, _CACHE = (".bin", ".idx"), "model.data.index_mapping_dir"
-_MAKE = "`slipway data tokenize` makes one from text files; data_impl=mock makes data of its own"
+_MAKE = "`slipway data tokenize` makes one from text files; data_impl=mock generates data"
 
 _PATIENCE_SECONDS = 120
 
 
 def data_sets(values: Values) -> list[tuple[str, str]]:
-    """Return keys and prefixes of the data sets, each once; `data.prefix` reports what is no list of them."""
+    """Return keys and prefixes of the data sets, each once; `data.prefix` reports malformed lists."""
     if values.raw("model.data.data_impl") != "mmap":
         return []
     prefixes = values.raw(_PREFIX)
@@ -49,19 +49,19 @@ def _prefixes(value: Any) -> Iterator[str]:
             yield item
 
 
-def missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return what is wrong with the data sets; None if the job reads none."""
+def find_missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return faults of the data sets; None if the job reads no data set."""
     named, cache = data_sets(resolver.values), resolver.values.raw(_CACHE)
     if named and "://" in str(cache):
         named.append((_CACHE, str(cache)))
-    lacks = [_missing_set(resolver, key, prefix) for key, prefix in named]
-    if prepared := _not_read(resolver, [prefix for key, prefix in named if key != _CACHE]):
+    lacks = [_find_missing_set(resolver, key, prefix) for key, prefix in named]
+    if prepared := _find_unread(resolver, [prefix for key, prefix in named if key != _CACHE]):
         return (prepared._replace(certain=any(lacks)),)
     return tuple(lack for lack in lacks if lack is not None) if named else None
 
 
-def _not_read(resolver: PathResolver, prefixes: Sequence[str]) -> MissingPath | None:
-    """Return the mistake of a training that reads nothing of what its launch prepares before it."""
+def _find_unread(resolver: PathResolver, prefixes: Sequence[str]) -> MissingPath | None:
+    """Return the mistake of a training that ignores the data which its launch prepares."""
     paths = [resolver.host(prefix.strip()) for prefix in prefixes]
     nodes = [config.data_preparation for config in resolver.draft.composition.before]
     written = [prefix for node in nodes if node is not None for prefix in data_sets_of(node)]
@@ -71,7 +71,7 @@ def _not_read(resolver: PathResolver, prefixes: Sequence[str]) -> MissingPath | 
     return MissingPath(_PREFIX, prefixes[0], why, True, f"training.{_PREFIX}=[{written[0]}]")
 
 
-def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | None:
+def _find_missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | None:
     prefix = resolver.input(key, value)
     if not isinstance(prefix, Path):
         return prefix
@@ -88,7 +88,7 @@ def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | 
     if wrong:
         reasons = {reason: [name for name in wrong if wrong[name] == reason] for reason in wrong.values()}
         why = "; ".join(f"its {' and '.join(names)}: {reason}" for reason, names in reasons.items())
-        remedies = (nearest_files(files[".idx"], ".idx"), _elsewhere(resolver, value), _MAKE)
+        remedies = (nearest_files(files[".idx"], ".idx"), _suggest_directory(resolver, value), _MAKE)
         fix = "\n".join(filter(None, remedies))
         if prefix.suffix in _SUFFIXES:
             fix = "without the suffix: a prefix names both files"
@@ -99,14 +99,14 @@ def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | 
         fault = f"its .idx: {why_unreadable(error)}"
     if fault is not None:
         return resolver.missing(key, value, fault, _MAKE, certain=certain)
-    short = _short_split(resolver, key, files[".idx"]) if resolver.plan.job.engine == "megatron" else None
+    short = _find_short(resolver, key, files[".idx"]) if resolver.plan.job.engine == "megatron" else None
     return resolver.missing(key, value, *short, certain=certain) if short is not None else None
 
 
-def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
+def _find_short(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
     """Return the first split that our trainer reads and that has no window (slipway/trainer/data/source.py).
 
-    A T5's window is longer than its input: what is too short for that is refused all the same.
+    The trainer may refuse more T5 splits: a T5's window is longer than its input.
     """
     values = resolver.values
     length = values.whole("model.seq_length" if is_encoder_decoder(values) else "model.encoder_seq_length")
@@ -119,7 +119,7 @@ def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
     is_known = len(weights) <= 3 and min(weights) >= 0 and 0 < sum(weights) < math.inf
     if length is None or not is_known or named not in ("", *splits):
         return None
-    chosen = chosen_checkpoint(resolver) if values.flag("exp_manager.resume_if_exists") else None
+    chosen = choose_checkpoint(resolver) if values.flag("exp_manager.resume_if_exists") else None
     saved = {"split_rule": indexed.SPLIT_RULE} if chosen is None else chosen.content
     rule = saved.get("split_rule", indexed.FIRST_SPLIT_RULE)
     with opened(idx) as stream:
@@ -137,8 +137,8 @@ def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
     return None
 
 
-def _elsewhere(resolver: PathResolver, value: str) -> str | None:
-    """Return how to name another directory for a missing file of `data_dir`, such as the user's own."""
+def _suggest_directory(resolver: PathResolver, value: str) -> str | None:
+    """Suggest another directory for a missing file of `data_dir`, such as the user's own."""
     data_dir, here = Path(resolver.draft.composition.config.data_dir), Path("data").absolute()
     if not Path(value).is_relative_to(data_dir):
         return None
@@ -147,7 +147,7 @@ def _elsewhere(resolver: PathResolver, value: str) -> str | None:
 
 
 def why_no_data_set(idx: Path, bin_size: int) -> str | None:
-    """Return why an ``.idx`` and a ``.bin`` of that size are no data set; None if they match.
+    """Return the mismatch of an ``.idx`` and the size of its ``.bin``; None if they match.
 
     Raise OSError if the ``.idx`` cannot be read.
     """
@@ -168,8 +168,8 @@ def why_no_data_set(idx: Path, bin_size: int) -> str | None:
 class DataAnswer(NamedTuple):
     """The answer of the trainer's program about the data.
 
-    `changed` are those that are not what an earlier identity says, each as old → new; `accept` is the value
-    of `training.resume.accept_data` that accepts them.
+    `changed` are the data that differ from an earlier identity, each as old → new; `accept` is the value of
+    `training.resume.accept_data` that accepts them.
     """
 
     identity: list[dict[str, Any]]
@@ -178,7 +178,7 @@ class DataAnswer(NamedTuple):
 
 
 def data_identity(draft: Draft) -> list[dict[str, Any]]:
-    """Return the identity of a training's data for the record; empty where it is not known."""
+    """Return the identity of a training's data for the record; empty if unknown."""
     if draft.plan.job.stage != "training":
         return []
     answer = ask_identity(draft, [])
@@ -187,7 +187,7 @@ def data_identity(draft: Draft) -> list[dict[str, Any]]:
 
 def ask_identity(draft: Draft, earlier: Sequence[object]) -> DataAnswer | None:
     """Compare a training's data with an earlier identity; ``None`` if the program does not answer."""
-    files = list(_wanted(PathResolver(draft)))
+    files = list(_list_files(PathResolver(draft)))
     if not files:
         return DataAnswer([], (), None)
     state = tuple(_state(item["path"]) for item in files)
@@ -202,9 +202,9 @@ def _ask(question: str, state: tuple[object, ...]) -> DataAnswer | None:
 # A launch asks twice, for the checks and for the record; the points of a sweep read the same files.
 @lru_cache(maxsize=16)
 def ask_trainer(module: str, question: str, state: tuple[object, ...] = ()) -> Any:
-    """Return what a program of the trainer answers to a question; None where it does not.
+    """Ask a program of the trainer; return None without an answer.
 
-    `state` is that of the files that the answer is of.
+    `state` is the state of the files that the question names, a key of the cache.
     """
     try:
         return json.loads(ask_module(module, question, _PATIENCE_SECONDS))
@@ -212,8 +212,8 @@ def ask_trainer(module: str, question: str, state: tuple[object, ...] = ()) -> A
         return None
 
 
-def _wanted(resolver: PathResolver) -> Iterator[dict[str, str]]:
-    """Yield the files as the program expects them, without those that a previous stage is going to write.
+def _list_files(resolver: PathResolver) -> Iterator[dict[str, str]]:
+    """Yield the files as the program expects them, without those that an earlier stage will write.
 
     `name` is the path in the job, `path` that on this machine.
     """
@@ -228,7 +228,7 @@ def _wanted(resolver: PathResolver) -> Iterator[dict[str, str]]:
 
 
 def _state(path: str) -> tuple[int, ...] | None:
-    """Return what shows that a file was not written to meanwhile."""
+    """Return a file's identity, size and times, which show later writes."""
     try:
         status = Path(path).stat()
     except (OSError, ValueError):
@@ -281,12 +281,12 @@ def data_of_other_tokenizers(resolver: PathResolver) -> tuple[MissingPath, ...] 
         is_error = is_certain and not is_accepted
         others.append(MissingPath(keys[name], name, why, is_error, fix if is_error else None))
     if answer["unknown"] and not others:
-        return f"no manifest beside {answer['unknown'][0]} says which one did"
+        return f"no manifest of {answer['unknown'][0]} says which one did"
     return tuple(others)
 
 
 def _tokenizer(resolver: PathResolver, values: Values) -> dict[str, str] | None:
-    """Return the tokenizer as the trainer has it, with paths of this machine; None if they are not here."""
+    """Return the trainer's tokenizer, with paths of this machine; None if they do not exist here."""
     library, kind = (values.raw(f"{_NODE}.{name}") for name in ("library", "type"))
     fields = {"library": library, "name": kind if isinstance(kind, str) else ""}
     for key, value in tokenizer_files(values, resolver.plan.job.engine):
@@ -306,38 +306,38 @@ _PIECES = (
     "a SentencePiece model, such as the tokenizer.model of published weights; the text is tokenized with it "
     "by data_preparation.tokenizer.file=PATH"
 )
-# The first line of the pointer that stands for a large file of a repository until it is fetched.
+# The first line of the pointer that replaces a large file of a repository until it is fetched.
 _LFS = b"version https://git-lfs"
 
 
-def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return the missing files among those that the payload needs; None if it needs none."""
+def find_missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return missing files of the tokenizer; None if the payload needs no files."""
     job, values = resolver.plan.job, resolver.values
     # For mock data our trainer takes known sizes instead of files.
     if job.config is None or (job.engine == "megatron" and values.raw("model.data.data_impl") == "mock"):
         return None
     files = tokenizer_files(values, job.engine)
-    lacks = [lack for key, value in files for lack in _missing_file(resolver, key, value)]
-    if job.engine != "nemo":  # which downloads those that are not named
-        lacks += [_not_set(key, values) for key in _needed(values) if values.raw(key) is None]
+    lacks = [lack for key, value in files for lack in _find_missing_file(resolver, key, value)]
+    if job.engine != "nemo":  # NeMo downloads files without a name
+        lacks += [_report_unset(key, values) for key in _select_keys(values) if values.raw(key) is None]
     return tuple(lacks)
 
 
 def tokenizer_files(values: Values, engine: str | None) -> Iterator[tuple[str, str]]:
     """Yield keys and paths of the tokenizer's files, or of its directory."""
-    for key in _needed(values):
+    for key in _select_keys(values):
         value = values.raw(key)
-        if isinstance(value, str) and value and (engine != "nemo" or "://" not in value):  # which downloads
+        if isinstance(value, str) and value and (engine != "nemo" or "://" not in value):  # NeMo downloads
             yield key, value
 
 
-def _needed(values: Values) -> tuple[str, ...]:
+def _select_keys(values: Values) -> tuple[str, ...]:
     """Return the keys whose files the tokenizer of this library and type reads."""
     library, kind = values.raw(f"{_NODE}.library"), values.raw(f"{_NODE}.type")
     if library == "sentencepiece":
         return (f"{_NODE}.model",)
     if library == "huggingface":
-        # A name on the hub is no path.
+        # The value may be a name on the hub.
         return (f"{_NODE}.type",) if (isinstance(kind, str) and Path(kind).is_absolute()) else ()
     if library != "megatron":
         names = ("model", "vocab_file", "merge_file")
@@ -347,7 +347,7 @@ def _needed(values: Values) -> tuple[str, ...]:
     return (f"{_NODE}.vocab_file", f"{_NODE}.merge_file")
 
 
-def _not_set(key: str, values: Values) -> MissingPath:
+def _report_unset(key: str, values: Values) -> MissingPath:
     ways_out = {"model": _PIECES, "merge_file": _MERGES}
     way_out = ways_out.get(key.rpartition(".")[2], WAYS_TO_A_VOCABULARY)
     if values.raw(f"{_NODE}.type") in _WORDPIECES:
@@ -355,13 +355,13 @@ def _not_set(key: str, values: Values) -> MissingPath:
     return MissingPath(key, "null", "it is not set", True, way_out)
 
 
-def _missing_file(resolver: PathResolver, key: str, value: str) -> list[MissingPath]:
+def _find_missing_file(resolver: PathResolver, key: str, value: str) -> list[MissingPath]:
     def fault(path: Path) -> Fault | None:
         why = _why_no_tokenizer(path, key)
         if why is None:
             return None
         ways_out = {"vocab.json": WAYS_TO_A_VOCABULARY, "merges.txt": _MERGES, "tokenizer.model": _PIECES}
-        near, elsewhere = nearest_files(path, path.suffix), _elsewhere(resolver, value)
+        near, elsewhere = nearest_files(path, path.suffix), _suggest_directory(resolver, value)
         return why, "\n".join(filter(None, (near, elsewhere, ways_out.get(path.name))))
 
     return resolver.look(key, value, resolver.input(key, value, f"training.{key}="), fault)

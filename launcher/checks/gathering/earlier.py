@@ -1,4 +1,4 @@
-"""Launches that are there already: the newest of the run, and those of other runs with the job's name."""
+"""Compare with earlier launches: the run's newest, and those of other runs with the job's name."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _SHAPE = re.compile(
 )
 _TOKENIZER = re.compile(r"model\.tokenizer\.(library|type|model|vocab_file|merge_file|num_sentinel_tokens)")
 _TOKENIZER_FILES = ("model", "vocab_file", "merge_file", "type")
-# Keys that may change between two launches of one training: how many share it, where, for how long, what
-# is told of it and how it is computed.
+# Keys that may change between two launches of one training: its layout, machines, length, logging and
+# kernels.
 _FREE = re.compile(
     r"run\.(?!model_type|blending_alpha).*|resume\..*|exp_manager\..*|name"
     r"|trainer\.(?!precision$|gradient_clip_val$|accumulate_grad_batches$).*"
@@ -53,12 +53,12 @@ _FREE = re.compile(
 )
 
 
-def earlier_training(draft: Draft) -> EarlierTraining | None:
-    """Compare a planned training with the newest launch of its run; ``None`` for what is no training."""
+def compare_earlier_training(draft: Draft) -> EarlierTraining | None:
+    """Compare a planned training with the newest launch of its run; None for other jobs."""
     plan = draft.plan
     if plan.job.stage != "training" or plan.job.config is None:
         return None
-    paths, manifest = _newest(draft) or (None, None)
+    paths, manifest = _read_newest(draft) or (None, None)
     resolver, training = PathResolver(draft), draft.composition.config.training
     changes = _changes(resolver, paths, manifest) if paths is not None and manifest is not None else ()
     earlier = EarlierTraining(
@@ -67,22 +67,22 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
         changes=changes,
         data=(),
         accepted=training.resume.accept_data if training is not None else None,
-        abandoned=_of_old_launcher(resolver) if manifest is None else None,
+        abandoned=_find_nemo_checkpoints(resolver) if manifest is None else None,
     )
     if not earlier.goes_on:
         return earlier
-    chosen = checkpoints.chosen_checkpoint(resolver) if plan.job.engine == "megatron" else None
-    saved, shards = chosen.step if chosen is not None else None, checkpoints.saved_shards(resolver)
+    chosen = checkpoints.choose_checkpoint(resolver) if plan.job.engine == "megatron" else None
+    saved, shards = chosen.step if chosen is not None else None, checkpoints.read_saved_shards(resolver)
     earlier = replace(earlier, saved=saved, shards=shards, **_schedule(resolver, paths))
-    known, since = _trained_on(resolver, manifest)
+    known, since = _read_trained_data(resolver, manifest)
     answer = ask_identity(draft, known) if known else None
     if answer is not None:
         return replace(earlier, data=answer.changed, accept=answer.accept, data_since=since)
     return replace(earlier, data=None, missing={"data": "the data could not be read"}) if known else earlier
 
 
-def _of_old_launcher(resolver: PathResolver) -> str | None:
-    """Return the checkpoints of a run of the NeMo launcher: its `results` is no link, as ours is."""
+def _find_nemo_checkpoints(resolver: PathResolver) -> str | None:
+    """Return the checkpoints of a run of the NeMo launcher: its `results` is not a link, unlike ours."""
     directory = resolver.plan.paths.run_dir / "results/checkpoints"
     own = checkpoints.checkpoint_directory(resolver)
     with suppress(OSError):
@@ -92,8 +92,8 @@ def _of_old_launcher(resolver: PathResolver) -> str | None:
 
 
 def differences_on_record(draft: Draft) -> dict[str, Any] | None:
-    """Return how a launch differs from the one before, for its manifest; None if it is the same training."""
-    newest = _newest(draft)
+    """Return the changes since the previous launch, for the manifest; None if the training is the same."""
+    newest = _read_newest(draft)
     if newest is None or draft.plan.job.config is None:
         return None
     paths, manifest = newest
@@ -104,7 +104,7 @@ def differences_on_record(draft: Draft) -> dict[str, Any] | None:
     return {"launch": paths.number, "changes": text}
 
 
-def _newest(draft: Draft) -> tuple[LaunchPaths, Manifest] | None:
+def _read_newest(draft: Draft) -> tuple[LaunchPaths, Manifest] | None:
     """Return the newest launch of the run that became a job, if it was a training."""
     run_dir = draft.plan.paths.run_dir
     try:
@@ -119,7 +119,7 @@ def _newest(draft: Draft) -> tuple[LaunchPaths, Manifest] | None:
 
 
 def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
-    """Return True if there is something to resume from, now or when the job begins."""
+    """Return True if a checkpoint to resume from exists, or may when the job begins."""
     values = resolver.values
     if not values.flag("exp_manager.resume_if_exists"):
         return False
@@ -128,7 +128,7 @@ def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
         return True
     if manifest is None:
         return False
-    # A job that failed, or was cancelled, before its first checkpoint leaves nothing.
+    # A job that failed, or was cancelled, before its first checkpoint leaves no checkpoint.
     launch_dir = resolver.plan.paths.run_dir / LAUNCHES / str(manifest.launch)
     attempts = read_attempts(launch_dir)
     if manifest.job_id is not None and cancelled_by(launch_dir, manifest.job_id) is not None:
@@ -136,10 +136,10 @@ def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
     return not attempts or any(attempt.exit_code in (None, 0) for attempt in attempts)
 
 
-def _trained_on(resolver: PathResolver, manifest: Manifest | None) -> tuple[list[Any], str]:
+def _read_trained_data(resolver: PathResolver, manifest: Manifest | None) -> tuple[list[Any], str]:
     """Return the identity of the data so far and its source: the checkpoint's own before the launch's."""
     if resolver.plan.job.engine == "megatron":
-        chosen = checkpoints.chosen_checkpoint(resolver)
+        chosen = checkpoints.choose_checkpoint(resolver)
         data = chosen.content.get("data") if chosen is not None else None
         if chosen is not None and isinstance(data, list) and data:
             return data, f"the checkpoint {chosen.path.name}"
@@ -148,14 +148,14 @@ def _trained_on(resolver: PathResolver, manifest: Manifest | None) -> tuple[list
 
 def _changes(resolver: PathResolver, paths: LaunchPaths, manifest: Manifest) -> tuple[Change, ...] | None:
     """Return the changes since a launch; None if its configuration cannot be read."""
-    before = _config_of(paths)
+    before = _read_config(paths)
     if before is None:
         return None
-    old, new = dict(_flat(before)), dict(_flat(resolver.plan.job.config or {}))
-    differing = (key for key in {**new, **old} if not _same(old.get(key), new.get(key)))
+    old, new = dict(_flatten(before)), dict(_flatten(resolver.plan.job.config or {}))
+    differing = (key for key in {**new, **old} if not _is_same(old.get(key), new.get(key)))
     keys = [key for key in differing if not _FREE.fullmatch(key)]
     if any(_is_file(key) or _is_prefix(key) for key in keys):
-        same = _same_files(resolver, manifest, old, new)
+        same = _find_same_files(resolver, manifest, old, new)
         keys = [key for key in keys if key not in same]
     engine = resolver.plan.job.engine
     changes = [] if engine == manifest.engine else [Change("engine", manifest.engine, engine, True)]
@@ -170,18 +170,18 @@ def _changes(resolver: PathResolver, paths: LaunchPaths, manifest: Manifest) -> 
 
 def _schedule(resolver: PathResolver, paths: LaunchPaths | None) -> dict[str, Any]:
     """Return how `trainer.max_steps` changed since a launch, and the learning rate with it."""
-    earlier = Values((_config_of(paths) if paths else None) or {})
+    earlier = Values((_read_config(paths) if paths else None) or {})
     before, now = (values.whole("trainer.max_steps") for values in (earlier, resolver.values))
     if before is None or now is None or before == now:
         return {}
-    chosen = checkpoints.chosen_checkpoint(resolver)
+    chosen = checkpoints.choose_checkpoint(resolver)
     step = chosen.step if chosen is not None else 0
     question = {"config": resolver.plan.job.config, "max_steps": before, "step": step}
     rate = ask_trainer("slipway.trainer.optim.schedule", json.dumps(question))
     return {"steps": (before, now), "rate": rate and tuple(rate)}
 
 
-def _config_of(paths: LaunchPaths) -> dict[str, Any] | None:
+def _read_config(paths: LaunchPaths) -> dict[str, Any] | None:
     """Return the configuration of a launch; None if it cannot be read."""
     try:
         content = read_yaml(paths.config)
@@ -190,17 +190,17 @@ def _config_of(paths: LaunchPaths) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _same_files(
+def _find_same_files(
     resolver: PathResolver, manifest: Manifest, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> frozenset[str]:
-    """Return the keys whose files have the same content elsewhere, or that `data.identity` compares."""
+    """Return keys of files that only moved, or that `data.identity` compares."""
     answer = ask_identity(resolver.draft, [])
     before = [file for file in manifest.data if isinstance(file, dict)]
     now = answer.identity if answer is not None else []
     moved = _contents(before) == _contents(now) != []
     prefixes = {key for key in {**old, **new} if _is_prefix(key)}
     same = {key for key in prefixes if moved and _weights(old.get(key)) == _weights(new.get(key))}
-    # Keys of the tokenizer whose files both launches have seen.
+    # Keys of the tokenizer with files in both launches.
     seen = ({str(file.get("key")).partition("/")[0] for file in files} for files in (before, now))
     return frozenset(filter(_is_file, set.intersection(*seen))) | same
 
@@ -214,7 +214,7 @@ def _is_prefix(key: str) -> bool:
 
 
 def _contents(files: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
-    """Return what the data sets hold, in their order and without their names."""
+    """Return the contents of the data sets, in their order and without their names."""
     return [(file.get("size"), file.get("checksum")) for file in files if file.get("kind") == "data"]
 
 
@@ -223,15 +223,15 @@ def _weights(value: Any) -> list[float | None]:
     return [weight_of(item) for item in value] if isinstance(value, list) else []
 
 
-def _flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, child in node.items():
         if isinstance(child, Mapping):
-            yield from _flat(child, f"{prefix}{name}.")
-        elif child is not None:  # as if it were not there
+            yield from _flatten(child, f"{prefix}{name}.")
+        elif child is not None:  # null equals a missing key
             yield f"{prefix}{name}", child
 
 
-def _same(old: Any, new: Any) -> bool:
+def _is_same(old: Any, new: Any) -> bool:
     """Return True if two values mean the same: ``1e-4`` is a text in YAML, and 0.0001 the number."""
     if old == new:
         return isinstance(old, bool) is isinstance(new, bool)
@@ -246,10 +246,10 @@ def _same(old: Any, new: Any) -> bool:
 # --- other runs
 
 
-def same_job_name(draft: Draft) -> tuple[str, ...] | None:
-    """Return the run directories whose newest launch, by the script at their top, has this job's name.
+def find_same_job_name(draft: Draft) -> tuple[str, ...] | None:
+    """Return other run directories with a newest launch of this job's name, by the script at their top.
 
-    Looked for beside this run, below `base_results_dir`, and in its like: `results-2` beside `results`.
+    Searches this run's parent, `base_results_dir`, and sibling directories such as `results-2`.
     """
     base, paths = Path(draft.composition.config.base_results_dir), draft.plan.paths
     run_dir, script = paths.run_dir, paths.script_name

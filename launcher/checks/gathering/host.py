@@ -1,6 +1,6 @@
-"""The machine that launches, and what it is told there: by our trainer, and by the cluster that it knows.
+"""Gather facts of the launching machine, and ask our trainer and the cluster.
 
-The trainer is asked in a process of its own, as the launcher imports nothing of it: a job that it would
+The trainer runs in another process, because the launcher imports no trainer module: a job that it would
 refuse need not wait for it.
 """
 
@@ -38,32 +38,32 @@ print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(na
 """
 _PATIENCE_SECONDS = 60
 
-# The job script takes the first of these that there is (templates/supervisor.sh.j2).
+# The job script takes the first that exists (templates/supervisor.sh.j2).
 SUPERVISOR_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "python3")
 _ASK_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
 def host_question(draft: Draft) -> object:
-    job = draft.plan.job
+    job, changed_by = draft.plan.job, _find_changing_key(draft)
     libraries = _libraries(job) if job.stage in LIBRARIES else ()
     environment = tuple(sorted(job.environment.items()))
     container, program = job.container is None, job.payload.argv[0]
-    return draft.plan.scheduler, libraries, job.engine, container, program, environment, _changed_by(draft)
+    return draft.plan.scheduler, libraries, job.engine, container, program, environment, changed_by
 
 
 def host_facts(draft: Draft) -> HostFacts:
-    """Return what a launch needs of this machine."""
+    """Return the facts of this machine that a launch needs."""
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
     return HostFacts(
         in_allocation=bool(os.environ.get("SLURM_JOB_ID")),
         allocation_nodes=int(nodes) if nodes.isdecimal() else None,
-        interpreter=_interpreter(draft.plan, _changed_by(draft)),
+        interpreter=_interpreter(draft.plan, _find_changing_key(draft)),
         is_heterogeneous="SLURM_HET_SIZE" in os.environ,
     )
 
 
-def _changed_by(draft: Draft) -> str | None:
-    """Return the key or option by which the job changes what its interpreter finds on the nodes."""
+def _find_changing_key(draft: Draft) -> str | None:
+    """Return the key or option with which the job may add libraries on the nodes."""
     job = draft.plan.job
     by_plugin = next((option for option in step_options(job.srun_args) if option.is_of_a_site), None)
     ways = {
@@ -77,7 +77,7 @@ def _changed_by(draft: Draft) -> str | None:
 
 
 def lacks_gpus(draft: Draft) -> str | None:
-    """Return why our trainer finds no GPU, where this machine can tell."""
+    """Return why our trainer finds no GPU; None if it does, or if unknown."""
     if draft.plan.job.engine != "megatron":
         return None
     if draft.plan.scheduler == "local":
@@ -86,7 +86,7 @@ def lacks_gpus(draft: Draft) -> str | None:
 
 
 def _interpreter(plan: Plan, changed_by: str | None) -> Interpreter | None:
-    """Return what this machine has of the tasks' interpreter; None if they run another program."""
+    """Return the tasks' interpreter on this machine; None if they run another program."""
     job = plan.job
     in_container = job.container is not None and plan.scheduler != "local"
     if in_container or job.engine != "megatron" or job.stage not in LIBRARIES:
@@ -94,7 +94,7 @@ def _interpreter(plan: Plan, changed_by: str | None) -> Interpreter | None:
     name = job.payload.argv[0]
     is_own = name == sys.executable
     if (program := shutil.which(name)) is not None:
-        missing = _missing_libraries(program, _libraries(job), job.environment)
+        missing = _find_missing_libraries(program, _libraries(job), job.environment)
         return Interpreter(name, is_own, program, missing=missing, changed_by=changed_by)
     path = Path(name)
     if not path.is_absolute() or not stat.S_ISDIR(file_mode(path.parent)):
@@ -113,16 +113,16 @@ def _libraries(job: Job) -> tuple[str, ...]:
     return libraries
 
 
-def _missing_libraries(
+def _find_missing_libraries(
     interpreter: str, names: tuple[str, ...], variables: Mapping[str, str]
 ) -> tuple[str, ...] | None:
-    """Ask an interpreter, which imports none of them; return None if it does not answer."""
+    """Ask an interpreter for missing libraries without importing them; return None without an answer."""
     command = [interpreter, "-c", _ASK, *names]
     try:
         done = subprocess.run(
             command,
             env={**os.environ, **variables},
-            cwd="/",  # a folder `torch` where the user stands is not meant
+            cwd="/",  # ignore a folder `torch` in the current directory
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -143,7 +143,7 @@ def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
     if path is None:
         return f"this machine has no {', '.join(names[:-1])}, and no {names[-1]} on PATH"
     if re.fullmatch(r"python3\.([7-9]|[1-9]\d)", Path(path).resolve().name):
-        return ""  # nothing has to be started
+        return ""  # the name has the version
     try:
         process = subprocess.run(
             [path, "-ISc", _ASK_VERSION], capture_output=True, text=True, timeout=_PATIENCE_SECONDS
@@ -160,7 +160,7 @@ def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
 
 # --- the verdict of our trainer
 
-# The trainer lies beside the launcher, in a checkout and in an installation.
+# Checkout and installation both have the trainer next to the launcher.
 _HOME = Path(__file__).resolve().parents[3]
 _VERDICT_SECONDS = 30
 _VERDICT_SECONDS_EACH = 0.1
@@ -169,7 +169,7 @@ _VERDICT_SECONDS_EACH = 0.1
 def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
     """Return the trainer's message on each plan, asked in one process.
 
-    A message is empty if the trainer is content or the plan is none of its, None if it cannot be asked.
+    A message is empty if the trainer accepts the plan or does not run it, None if it cannot be asked.
     """
     asked = [_trainer_question(plan) if plan.job.engine == "megatron" else None for plan in plans]
     questions = [question for question in asked if question is not None]
@@ -187,14 +187,14 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
 
 
 def ask_module(module: str, question: str, seconds: float) -> str:
-    """Return what a program of the trainer answers; raise OSError or SubprocessError where it does not."""
+    """Return the answer of a program of the trainer; raise OSError or SubprocessError without one."""
     return subprocess.run(
         [sys.executable, "-m", module],
         input=question,
         capture_output=True,
         text=True,
         timeout=seconds,
-        # Python looks for modules there first: for ours, and not for what the user's directory may hold.
+        # Python imports our modules from there, never ones of the user's directory.
         cwd=_HOME,
     ).stdout
 
@@ -218,8 +218,7 @@ def _trainer_question(plan: Plan) -> str | None:
 
 
 def ask_cluster(plan: Plan, parts: Iterable[str]) -> ClusterFacts:
-    """Ask the cluster about parts of it."""
-    # Imported late: a dry run does not look, and need not know how to run a cluster's commands.
+    # Imported late: a dry run does not ask the cluster.
     from launcher.slurm.questions import ask_at_once, facts_of, questions
 
     known = questions(plan.job.queue.partition, user())
@@ -233,13 +232,13 @@ def cluster_question(draft: Draft) -> object:
 
 
 def cluster_facts(draft: Draft) -> ClusterFacts | None:
-    """Ask the cluster what it has and what it allows; ``None`` where the job does not go to a Slurm."""
+    """Ask the cluster for its resources and limits; None if the job does not use Slurm."""
     plan = draft.plan
     if plan.scheduler != "slurm":
         return None
     parts = ["settings", "partitions", "nodes", "associations", "qos"]
     cluster = ask_cluster(plan, parts if plan.job.container is None else [*parts, "pyxis"])
-    # Where Slurm hides the nodes (``PrivateData=nodes``), none shown is not none there.
+    # Slurm may hide existing nodes (``PrivateData=nodes``).
     mine = ClusterRequest(plan, cluster).partitions
     is_hidden = [each.total_nodes > 0 and not (cluster.nodes or {}).get(each.name) for each in mine]
     if cluster.nodes is None or not mine or not all(is_hidden):

@@ -1,4 +1,4 @@
-"""The image of a job: a file that is there and whole; no registry's, which all nodes would fetch at once."""
+"""Find faults of a job's image: a missing or torn file, a registry's that all nodes fetch at once."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 _SUFFIXES = (".sqsh", ".squashfs", ".sif")
 # Behind the interpreter's line of a file in the Singularity Image Format (sylabs/sif, pkg/sif/sif.go).
 _SIF_MAGIC = slice(32, 41)
-_NOT_RECORDED = "nobody recorded what is in {}: slipway image inspect --deep looks, and writes it down"
+_NOT_RECORDED = "the contents of {} are not recorded: slipway image inspect --deep records them"
 
 
-def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return what is wrong with an image that is a file; those of registries are left to Enroot."""
+def find_missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return faults of an image that is a file; Enroot checks those of registries."""
     container = resolver.plan.job.container
     if container is None or not resolver.in_container or not container.is_file:
         return None
     path = Path(container.image)
-    choice = _made_by_us(resolver.draft, container.image)
+    choice = _find_built_image(resolver.draft, container.image)
     registry = "an image of a registry is such as container=nvcr.io#nvidia/nemo:25.07"
     options = container.options
     fix = f"{nearest_files(path, _SUFFIXES)}\n{registry}"
@@ -42,7 +42,7 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
             header = stream.read(SUPERBLOCK_BYTES)
             fault = squashfs_fault(header, stream.seek(0, 2))
             # A user's own file is never to be overwritten.
-            fix = "made anew, beside it: slipway image import IMAGE --output FILE"
+            fix = "import it again, to another file: slipway image import IMAGE --output FILE"
         if header[_SIF_MAGIC] == b"SIF_MAGIC":
             fault = "an image of Apptainer's (SIF), which Pyxis does not start"
             fix = "container_options.runtime=apptainer, or singularity"
@@ -54,23 +54,23 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return ()
     if choice is not None:
         why = f"its image is {path}: {fault}"
-        return (resolver.missing("container", choice.text, why, _made_by(choice)),)
+        return (resolver.missing("container", choice.text, why, _build_command(choice)),)
     return (resolver.missing("container", container.image, fault, fix, at=path),)
 
 
-def _made_by_us(draft: Draft, image: str) -> ResolvedImage | None:
-    """Return what a file in `images_dir` is made from; None where the user gave its path."""
+def _find_built_image(draft: Draft, image: str) -> ResolvedImage | None:
+    """Return the image from which we made a file in `images_dir`; None if the user gave its path."""
     return None if draft.composition.config.container == image else draft.image
 
 
-def _made_by(choice: ResolvedImage) -> str:
+def _build_command(choice: ResolvedImage) -> str:
     return f"slipway {shlex.join(choice.command)}; or the same launch with --build"
 
 
 def image_facts(draft: Draft, *, look: bool) -> ImageFacts | None:
-    """Return what is known to be in the job's image, if the job trains in one.
+    """Return the known contents of the job's image, if the job trains in one.
 
-    Without `look` the record beside an image that is a file is not read, and nothing is told of it.
+    Without `look` the record of an image file is not read; its contents are then not reported as unknown.
     """
     resolver = PathResolver(draft)
     container = resolver.plan.job.container
@@ -88,10 +88,10 @@ def _contents(draft: Draft, image: str, *, look: bool) -> Contents | None:
     from launcher.images.references import Reference, contents_of_reference
 
     if not image.startswith("/"):
-        # The job is told of a digest alone where the user named a tag as well.
+        # If the user named tag and digest, the job has the digest only.
         try:
             return contents_of_reference(Reference.parse(draft.composition.config.container or image))
-        except UserError:  # Enroot judges a name that is none of ours
+        except UserError:  # Enroot judges other names
             return None
     from launcher.images.resolve import contents_of_file
 
@@ -99,23 +99,23 @@ def _contents(draft: Draft, image: str, *, look: bool) -> Contents | None:
         contents = contents_of_file(Path(image))
         if contents is not None and contents.is_certain:
             return contents
-    choice = _made_by_us(draft, image)
+    choice = _find_built_image(draft, image)
     return choice.contents if choice is not None else contents_by_file_name(Path(image).name)
 
 
-def fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return the image of a registry that every node would import by itself before its tasks start."""
+def find_fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return a registry's image that every node would import before its tasks start."""
     container, most = resolver.plan.job.container, max(resolver.plan.job.resources.node_counts)
     if container is None or not resolver.in_container or container.is_file:
         return None
-    # The nodes keep what has a name.
+    # The nodes keep a named container.
     if most < 2 or container.options.name is not None:
         return ()
     choice = resolver.draft.image
     if choice is None or choice.stored is None:
         return ()
     why = f"each of the job's {most} nodes fetches and unpacks it by itself, all at once"
-    fix = f"once for all of them: {_made_by(choice)}"
+    fix = f"once for all of them: {_build_command(choice)}"
     if choice.stored.is_file():
         fix = f"it is a file already: container={choice.stored}"
     return (MissingPath("container", choice.text, why, False, fix),)

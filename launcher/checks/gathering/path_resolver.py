@@ -1,4 +1,4 @@
-"""The resolver of a job's paths on this machine, which may not see what the nodes see."""
+"""Resolve a job's paths on this machine, which may not have the nodes' file systems."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from launcher.plan import SOURCES_WITHOUT_PATH, Plan
 from launcher.sandbox import is_sandbox
 from launcher.stages.planning import outputs_of
 
-# Why a path is not what it should be, and what to do.
+# The fault of a path, and a remedy.
 Fault = tuple[str, str | None]
 
 
 class PathResolver:
-    """The job of a draft as it stands on this machine."""
+    """A resolver of the paths of a draft's job on this machine."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -52,7 +52,7 @@ class PathResolver:
         return Path(closest.source) / path.relative_to(closest.target)
 
     def input(self, key: str, value: str, prefix: str = "by its whole path: ") -> Path | MissingPath | None:
-        """Return where to look for something that the job reads.
+        """Return the path of a job's input on this machine.
 
         Return why the path cannot exist, or None if an earlier stage will create it. `prefix` comes before
         the value to write in place of a relative path.
@@ -73,7 +73,7 @@ class PathResolver:
     def look(
         self, key: str, value: str, path: Path | MissingPath | None, fault: Callable[[Path], Fault | None]
     ) -> list[MissingPath]:
-        """Return what is wrong with an `input`: a lack, or the fault that a path has."""
+        """Return the fault of an `input`, if any."""
         if not isinstance(path, Path):
             return [path] if path is not None else []
         problem = fault(path)
@@ -89,14 +89,14 @@ class PathResolver:
         return any(path.is_relative_to(directory) for path in directories)
 
     def is_created_later(self, path: Path) -> bool:
-        """Return True if a previous stage of the same launch is going to write a file."""
+        """Return True if an earlier stage of the launch will write a file."""
         return any(path.is_relative_to(output) for output in outputs_of(self.draft.composition.before))
 
     def is_visible(self, path: Path) -> bool:
-        """Return True if the nodes have at a path what this machine has, and lack what it lacks.
+        """Return True if a path exists on the nodes exactly if it exists here.
 
-        A disk of this machine's own may be another disk there, mounted at the same place; a shared one that
-        is mounted here lacks the directories too that are not in it.
+        A local disk may be another disk on the nodes, mounted at the same point; on a shared one that is
+        mounted here, a missing directory is missing on the nodes too.
         """
         if self.nodes_are_here or is_there(path):
             return is_visible(path)
@@ -114,9 +114,9 @@ class PathResolver:
         at: Path | None = None,
         certain: bool = True,
     ) -> MissingPath:
-        """Return a missing path: uncertain if the nodes may have something else `at` its place.
+        """Return a missing path: uncertain if the nodes may have another file `at` its place.
 
-        The launcher itself writes the run's directory: what is not in it now is nowhere.
+        A path in the run's directory, which the launcher itself writes, is certain.
         """
         dependency, run_dir = self.plan.job.queue.dependency, self.plan.paths.run_dir
         certain = certain and (at is None or at.is_relative_to(run_dir) or self.is_visible(at))
@@ -141,17 +141,17 @@ def is_there(path: Path) -> bool:
 
 
 def is_visible(path: Path) -> bool:
-    """Return True if this machine has the directory of a path: what it lacks there, the nodes lack too."""
+    """Return True if the directory of a path exists here: a file missing here is missing on the nodes."""
     try:
         return stat.S_ISDIR(file_mode(path.parent))
     except PermissionError:
-        return True  # it is there, and not ours to look into
+        return True  # it exists, but is not readable
     except OSError:
         return False
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file to read it; raise OSError if it is none: a pipe would wait for a writer."""
+    """Open a file to read it; raise OSError for other kinds: a pipe would wait for a writer."""
     kind = path.stat().st_mode
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
         raise OSError(errno.EINVAL, "not a file")
@@ -167,5 +167,5 @@ def why_unreadable(error: OSError) -> str:
 
 
 def is_sandbox_of(slurm_conf: str | None) -> bool:
-    """Return True if a configuration of Slurm is that of a sandbox, whose nodes are this machine."""
+    """Return True for the slurm.conf of a sandbox, with this machine as its nodes."""
     return slurm_conf is not None and is_sandbox(Path(slurm_conf).parent.parent)

@@ -1,4 +1,4 @@
-"""Files and directories of a job, looked for on this machine by reading alone."""
+"""Find a job's files and directories on this machine, by reading alone."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.checks.facts import MissingPath, PathFacts
-from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
+from launcher.checks.gathering.checkpoints import find_missing_checkpoint, find_missing_source
 from launcher.checks.gathering.data import (
     data_of_other_tokenizers,
     data_sets,
-    missing_data,
-    missing_tokenizer,
+    find_missing_data,
+    find_missing_tokenizer,
     tokenizer_files,
 )
-from launcher.checks.gathering.images import fetched_at_once, missing_image
+from launcher.checks.gathering.images import find_fetched_at_once, find_missing_image
 from launcher.checks.gathering.path_resolver import PathResolver, is_there, is_visible, opened
 from launcher.config.stage_schema import DataPreparationConfig
 from launcher.drafting import Draft
@@ -35,38 +35,38 @@ from launcher.stages.command import STAGE as COMMAND
 from launcher.stages.data_preparation import directory_of, entries, local_inputs
 
 _KEYS = {"nemo": "nemo_path", "megatron_lm": "megatron_lm_path"}
-# Where the job looks for Megatron-LM's script of a type of model: those of templates/megatron_lm.py.
+# The job's places of Megatron-LM's script for a type of model, as in templates/megatron_lm.py.
 MEGATRON_LM_PLACES = ("pretrain_{0}.py", "examples/{0}/pretrain_{0}.py")
-# Directories that each machine has of its own, as a rule installed alike.
+# Local directories, as a rule installed alike on all machines.
 _INSTALLED = ("/bin/", "/opt/", "/usr/")
 _AS_LINES = ("auto", "jsonl")
 _LONGEST_LINE = 1 << 24  # of a document that is read to see its keys
 
 
 def path_facts(draft: Draft) -> PathFacts:
-    """Find out what this machine has of a job's files and directories."""
+    """Gather the facts about a job's files and directories on this machine."""
     resolver = PathResolver(draft)
-    local, checkpoints = local_paths(resolver), _checkpoints(resolver)
-    room, source = room_at(checkpoints), missing_source(resolver)
+    local, checkpoints = find_local_paths(resolver), _checkpoints(resolver)
+    room, source = room_at(checkpoints), find_missing_source(resolver)
     missing, tokens = {}, data_of_other_tokenizers(resolver)
     if isinstance(tokens, str):
         missing["tokens"], tokens = tokens, None
     if local is None:
-        missing["local"] = "this machine does not tell what its file systems are"
+        missing["local"] = "the file systems of this machine are unknown"
     if room is None:
-        missing["free_bytes"] = "the file system of the results does not tell how much room it has"
+        missing["free_bytes"] = "the free space for the results is unknown"
     facts = PathFacts(
-        tokenizer=missing_tokenizer(resolver),
-        data=missing_data(resolver),
+        tokenizer=find_missing_tokenizer(resolver),
+        data=find_missing_data(resolver),
         tokens=tokens,
-        checkpoint=missing_checkpoint(resolver),
-        image=missing_image(resolver),
-        fetched=fetched_at_once(resolver),
-        script=missing_script(resolver),
-        mounts=missing_mounts(resolver),
-        sources=missing_sources(resolver) if source is None else source,
-        secrets=missing_secrets(resolver),
-        results=_not_writable(draft),
+        checkpoint=find_missing_checkpoint(resolver),
+        image=find_missing_image(resolver),
+        fetched=find_fetched_at_once(resolver),
+        script=find_missing_script(resolver),
+        mounts=find_missing_mounts(resolver),
+        sources=find_missing_sources(resolver) if source is None else source,
+        secrets=find_missing_secrets(resolver),
+        results=_find_write_fault(draft),
         local=local,
         is_own_disk=any(path.key == draft.results_key for path in local or ()),
         checkpoints_there=_entries(checkpoints),
@@ -86,16 +86,16 @@ def _checkpoints(resolver: PathResolver) -> Path:
 def _entries(directory: Path) -> int | None:
     try:
         # Neither the link to the newest, nor the damaged ones that our trainer set aside.
-        beside = ("latest", "damaged")
+        ignored = ("latest", "damaged")
         names = (entry.name for entry in directory.iterdir())
-        return sum(not name.startswith(".") and name not in beside for name in names)
+        return sum(not name.startswith(".") and name not in ignored for name in names)
     except FileNotFoundError:
         return 0
     except OSError:
         return None
 
 
-def _not_writable(draft: Draft) -> tuple[MissingPath, ...]:
+def _find_write_fault(draft: Draft) -> tuple[MissingPath, ...]:
     """Return why the directory of the run cannot be written: the launcher itself writes it, here."""
     run_dir, key, code = draft.plan.paths.run_dir, draft.results_key, None
     place = existing(run_dir)
@@ -119,8 +119,8 @@ def _not_writable(draft: Draft) -> tuple[MissingPath, ...]:
     return (MissingPath(key, results_value(draft), report.message, True, report.hint),)
 
 
-def missing_mounts(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return the mounts whose sources do not exist, and will not when the job begins."""
+def find_missing_mounts(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return the mounts of sources that will not exist when the job begins."""
     container = resolver.plan.job.container
     if container is None or not resolver.in_container:
         return None
@@ -128,14 +128,14 @@ def missing_mounts(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     for source in dict.fromkeys(mount.source for mount in container.mounts):
         path = Path(source)
         if source not in SOURCES_WITHOUT_PATH and not is_there(path) and not resolver.creates(path):
-            key, fix = _named(resolver, path)
+            key, fix = _find_mount_key(resolver, path)
             why = "there is no such file or directory to mount"
             lost.append(resolver.missing(key, source, why, fix, at=path))
-    return (*lost, *_hidden_mounts(container.mounts))
+    return (*lost, *_find_hidden_mounts(container.mounts))
 
 
-def _hidden_mounts(mounts: Sequence[Mount]) -> Iterator[MissingPath]:
-    """Yield the mounts that a later one of something else covers."""
+def _find_hidden_mounts(mounts: Sequence[Mount]) -> Iterator[MissingPath]:
+    """Yield the mounts that a later mount of another source covers."""
     for number, mount in enumerate(mounts):
         for later in mounts[number + 1 :]:
             target = Path(mount.target)
@@ -148,7 +148,7 @@ def _hidden_mounts(mounts: Sequence[Mount]) -> Iterator[MissingPath]:
                 break
 
 
-def _named(resolver: PathResolver, path: Path) -> tuple[str, str | None]:
+def _find_mount_key(resolver: PathResolver, path: Path) -> tuple[str, str | None]:
     """Return the key that a mount comes from, and a remedy."""
     config = resolver.draft.composition.config
     for key, value in (("data_dir", config.data_dir), ("base_results_dir", config.base_results_dir)):
@@ -160,8 +160,8 @@ def _named(resolver: PathResolver, path: Path) -> tuple[str, str | None]:
     return "container_mounts", None
 
 
-def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return the local sources, and files of the tokenizer, that a data preparation lacks."""
+def find_missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return missing local sources, and files of the tokenizer, of a data preparation."""
     preparation = resolver.draft.composition.config.data_preparation
     if preparation is None or preparation.phase in ("tokenize", "merge"):
         return None  # the first part looks at them
@@ -172,7 +172,7 @@ def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         if why is not None:
             fix = nearest_files(place)
             lost.append(resolver.missing(f"{node}.inputs", str(path), why, fix, at=place))
-    lost += _wrong_text_key(resolver, preparation) if not lost else []
+    lost += _find_wrong_text_key(resolver, preparation) if not lost else []
     file = preparation.tokenizer.file
     if file is not None and not file.is_file():
         key, why, fix = f"{node}.tokenizer.file", "there is no such file", nearest_files(file)
@@ -186,8 +186,8 @@ def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     return tuple(lost)
 
 
-def _wrong_text_key(resolver: PathResolver, preparation: DataPreparationConfig) -> list[MissingPath]:
-    """Look for the key of the text in the first document, where that is a line of a local JSONL file."""
+def _find_wrong_text_key(resolver: PathResolver, preparation: DataPreparationConfig) -> list[MissingPath]:
+    """Look for the text key in the first document, if that is a line of a local JSONL file."""
     entry, path = next(iter(entries(preparation)))
     is_skipped = preparation.on_error == "skip" or (entry.format or preparation.format) not in _AS_LINES
     if path is None or is_skipped:
@@ -199,7 +199,7 @@ def _wrong_text_key(resolver: PathResolver, preparation: DataPreparationConfig) 
         with opened(Path(name)) as stream:
             record = json.loads(stream.readline(_LONGEST_LINE)) if name.endswith(".jsonl") else None
     except (OSError, ValueError):
-        return []  # the job says what is wrong with it
+        return []  # the job reports the mistake
     if not isinstance(record, dict) or key in record:
         return []
     why = f"the first document of {name} has no such key"
@@ -208,7 +208,7 @@ def _wrong_text_key(resolver: PathResolver, preparation: DataPreparationConfig) 
 
 
 def _why_no_source(path: Path, place: Path) -> str | None:
-    """Return what is wrong with a path or glob; `place` is the directory that a glob looks into."""
+    """Return the fault of a path or glob; `place` is the directory that a glob searches."""
     if not is_there(place):
         return "there is no such file or directory"
     if path == place:
@@ -217,11 +217,11 @@ def _why_no_source(path: Path, place: Path) -> str | None:
     return None if any(matches) else "no file has a name of this pattern"
 
 
-def missing_script(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return the program if the checkout that it should be in is here and lacks it; else the image has it."""
+def find_missing_script(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return the program if its checkout exists here without it; else the image has it."""
     job = resolver.plan.job
     if job.stage == COMMAND:
-        return _missing_program(resolver, job.payload.argv[0])
+        return _find_missing_program(resolver, job.payload.argv[0])
     key, root = _KEYS.get(job.engine), job.payload.working_dir
     if key is None or job.config is None:
         return None
@@ -240,8 +240,8 @@ def missing_script(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     return (resolver.missing(key, root, why, fix, certain=certain),)
 
 
-def _missing_program(resolver: PathResolver, program: str) -> tuple[MissingPath, ...]:
-    """Return a site's own program if the nodes cannot run it; what a container has is not known."""
+def _find_missing_program(resolver: PathResolver, program: str) -> tuple[MissingPath, ...]:
+    """Return a site's own program if the nodes cannot run it; a container's contents are unknown."""
     key, why, path = "command.argv", "there is no such program", resolver.host(program)
     if resolver.in_container and (path is None or "/" not in program):
         return ()
@@ -262,7 +262,7 @@ def _missing_program(resolver: PathResolver, program: str) -> tuple[MissingPath,
 
 
 def _places(plan: Plan) -> list[str]:
-    """Return the paths within the checkout that the program may have: one of them is enough."""
+    """Return the possible paths of the program in the checkout: one is enough."""
     root, argv = plan.job.payload.working_dir, plan.job.payload.argv
     if plan.job.engine == "megatron_lm":
         # The script's starter is the launch's own, and has the checkout and the type of model after it.
@@ -271,8 +271,8 @@ def _places(plan: Plan) -> list[str]:
     return [word.removeprefix(f"{root}/") for word in argv if word.endswith(".py")][:1]
 
 
-def open_secrets(draft: Draft) -> dict[str, str]:
-    """Return the files of secrets that others than the owner may read, as far as this machine has them."""
+def find_open_secrets(draft: Draft) -> dict[str, str]:
+    """Return the files of secrets on this machine that others than the owner may read."""
     files = {}
     for variable, path in draft.plan.job.environment_files.items():
         try:
@@ -284,7 +284,7 @@ def open_secrets(draft: Draft) -> dict[str, str]:
     return files
 
 
-def missing_secrets(resolver: PathResolver) -> tuple[MissingPath, ...]:
+def find_missing_secrets(resolver: PathResolver) -> tuple[MissingPath, ...]:
     """Return the files of secrets that do not exist, or that the user may not read."""
     files, lost = resolver.draft.composition.config.env_files, []
     for variable, path in resolver.plan.job.environment_files.items():
@@ -310,10 +310,10 @@ def _why_lost(path: str) -> str | None:
     return None if os.access(path, os.R_OK) else "you may not read this file"
 
 
-def local_paths(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return the paths that the nodes of a job share, and that are on disks of this machine's own.
+def find_local_paths(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return the paths that the nodes of a job share, and that are on local disks of this machine.
 
-    None if the system does not tell what its file systems are.
+    None if the file systems are unknown.
     """
     most, draft = max(resolver.plan.job.resources.node_counts), resolver.draft
     if resolver.nodes_are_here or most < 2:
@@ -325,7 +325,7 @@ def local_paths(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     for key, value, path in (results, *_inputs(resolver)):
         if (mount := find_local_mount(path)) is None:
             continue
-        why = f"it is on a file system of this machine's own ({mount.kind}, mounted at {mount.point}); "
+        why = f"it is on a local file system of this machine ({mount.kind}, mounted at {mount.point}); "
         if (key, value, path) == results:
             why += f"the job's {most} nodes write to this directory together"
             fix = f"a directory that all nodes share: {full(key)}=..."
@@ -337,13 +337,13 @@ def local_paths(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 
 
 def results_value(draft: Draft) -> str:
-    """Return the value of the key that says where the run is."""
+    """Return the value of the key that sets the directory of the run."""
     whole = draft.results_key == "base_results_dir"
     return draft.composition.config.base_results_dir if whole else str(draft.plan.paths.run_dir)
 
 
 def _inputs(resolver: PathResolver) -> Iterator[tuple[str, str, Path]]:
-    """Yield what the job reads, as far as this machine has it: other checks report what is missing."""
+    """Yield the job's inputs that exist here: other checks report missing ones."""
     job = resolver.plan.job
     inputs: list[tuple[str, str, Path | None]] = []
     if job.container is not None and resolver.in_container:

@@ -18,31 +18,31 @@ from launcher.slurm.notations import format_time_limit
 
 @cluster_check(
     ACCOUNT,
-    "the partition takes the account, and that gives what the job wants",
+    "the partition takes the account, whose limits allow the job",
     *("settings", "associations", "qos", "partitions"),
 )
 def account_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find an account that the partition does not take, or that gives less than requested.
 
-    Since Slurm 23.02 the accounts below one that a partition takes are taken as well; which these are is not
-    among the answers of sacctmgr to a user.
+    Since Slurm 23.02 a partition also takes the accounts below those that it lists; sacctmgr does not show a
+    user which these are.
     """
     mine, first = next(iter(request.associations), None), next(iter(request.partitions), None)
     if mine is None or not request.is_enforced("associations"):
         return
     if first is not None and not any(each.admits(account=mine.account) for each in request.partitions):
-        text, tell = f"partition {first.name} takes no jobs of account {mine.account}", error
+        text, report = f"partition {first.name} takes no jobs of account {mine.account}", error
         if first.accounts is not None:
-            text, tell = f"{text}, unless it is one below those that it takes", warning
+            text, report = f"{text}, unless it is one below those that it takes", warning
         fix = f"its accounts: {', '.join(first.accounts)}" if first.accounts else None
-        yield tell(ACCOUNT, request.queue.account, text, fix, (PARTITION,))
+        yield report(ACCOUNT, request.queue.account, text, fix, (PARTITION,))
     limits = _unset_limits(mine.limits, [qos.limits for qos in _applicable_qos(request)])
     yield from _exceeded_limits(request, f"account {mine.account}", limits, ACCOUNT)
 
 
 @cluster_check(
     QOS,
-    "the partition takes the QOS, and that and the partition's own give what the job wants",
+    "the partition takes the QOS; its limits and those of the partition's own QOS allow the job",
     *("settings", "qos", "associations", "partitions"),
 )
 def qos_problems(request: ClusterRequest) -> Iterator[Finding]:
@@ -59,13 +59,13 @@ def qos_problems(request: ClusterRequest) -> Iterator[Finding]:
 
 
 def _applicable_qos(request: ClusterRequest) -> list[Qos]:
-    """Return the QOS whose limits hold, the first before the other: that of its one partition, and the job's.
+    """Return the QOS with limits for the job, in order of precedence: its one partition's, and the job's.
 
     The order is that of Slurm's "Resource Limits" page: partition QOS, job QOS, association; a QOS with
     OverPartQOS comes first.
     """
     partitions, mine = request.partitions, request.qos
-    of_partition = request.qos_named(partitions[0].own_qos) if len(partitions) == 1 else None
+    of_partition = request.find_qos(partitions[0].own_qos) if len(partitions) == 1 else None
     both = [of_partition, mine if mine != of_partition else None]
     if request.overrules("overpartqos"):
         both.reverse()
@@ -73,7 +73,7 @@ def _applicable_qos(request: ClusterRequest) -> list[Qos]:
 
 
 def _unset_limits(limits: Limits, before: Sequence[Limits]) -> Limits:
-    """Return the limits that no earlier ones set: the first that sets a resource decides."""
+    """Return the limits of resources that no earlier limits set."""
     left: dict[str, Any] = {}
     for field, value in limits._asdict().items():
         earlier = [getattr(each, field) for each in before]

@@ -1,4 +1,4 @@
-"""The partition that a job goes to, what is submitted at once, and Pyxis."""
+"""Check a job's partition, the jobs submitted at once, and Pyxis."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from launcher.slurm.notations import format_time_limit, parse_time_limit
 
 _TASKS = "data_preparation.tasks"
 PARTITION, ACCOUNT, QOS = "cluster.partition", "cluster.account", "cluster.qos"
-MAY_CHANGE = "plugins of this Slurm may change what a job asks for"
+MAY_CHANGE = "plugins of this Slurm may change the job's request"
 _FOREVER = float("inf")
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 
 
 class NodeResources(NamedTuple):
-    """The resources that a job asks of each node; memory in MiB, ``None`` where it asks for none."""
+    """The resources that a job requests of each node; memory in MiB. ``None`` is no request."""
 
     gpus: int | None
     gpu_type: str | None
@@ -36,12 +36,12 @@ class NodeResources(NamedTuple):
 
 
 class ClusterRequest:
-    """The request of a job to a cluster, and the parts of the cluster that it is about."""
+    """The request of a job to a cluster, and the parts of the cluster that it concerns."""
 
     def __init__(self, plan: Plan, cluster: ClusterFacts, array_tasks: int | None = None) -> None:
         self.plan, self.cluster = plan, cluster
         self.job, self.queue, self.resources = plan.job, plan.job.queue, plan.job.resources
-        # Tasks of the array that the plan is by itself; 0 if it is none.
+        # Tasks of the plan's own array; 0 without one.
         array = self.queue.further.get("array")
         self.own_tasks = (
             int(str(array).partition("-")[2]) + 1 if self.job.payload.array_key is not None else 0
@@ -87,19 +87,18 @@ class ClusterRequest:
     def qos(self) -> Qos | None:
         """The QOS that the job gets: the one it names, or that of its association."""
         default = self.associations[0].default_qos if self.associations else None
-        return self.qos_named(self.queue.qos or default)
+        return self.find_qos(self.queue.qos or default)
 
-    def qos_named(self, name: str | None) -> Qos | None:
+    def find_qos(self, name: str | None) -> Qos | None:
         known = self.cluster.qos or ()
         return next((qos for qos in known if name and qos.name.lower() == name.lower()), None)
 
     def overrules(self, flag: str) -> bool:
-        """Return True if the job's QOS overrules a limit of its partition, by Slurm's `flag` for that."""
+        """Return True if the job's QOS has Slurm's `flag` to overrule a limit of its partition."""
         return self.qos is not None and flag in self.qos.flags
 
     @cached_property
     def per_node(self) -> NodeResources:
-        """The resources that the job asks of each of its nodes."""
         resources = self.resources
         gpus, gpu_type = resources.gpus_per_node, None
         if resources.gpus_per_task is not None:
@@ -115,7 +114,7 @@ class ClusterRequest:
 
     @property
     def nodes_key(self) -> tuple[str, object]:
-        """The key that says how many nodes the job asks for, with its value."""
+        """The key that sets the job's number of nodes, with its value."""
         resources = self.resources
         if resources.is_elastic:
             return ELASTIC_NODES, f"{resources.nodes}-{resources.max_nodes}"
@@ -132,21 +131,21 @@ class ClusterRequest:
 
     @property
     def seconds(self) -> float | None:
-        """The job's time limit, infinite where it says so; None where the cluster's default holds."""
-        # The shortest time of a range decides: Slurm gives as much of it as there is.
+        """The job's time limit, which may be infinite; None for the cluster's default."""
+        # The shortest time of a range decides: Slurm grants at least that.
         least = self.queue.further.get("time-min")
         text = str(least) if least is not None else self.resources.time_limit
         try:
             limit = parse_time_limit(text) if text is not None else None
         except ValueError:
-            return None  # time.limit tells
+            return None  # reported by time.limit
         return None if text is None else _FOREVER if limit is None else limit
 
 
 Rule = Callable[[ClusterRequest], Iterable[Finding]]
 
 
-def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Check[...]]:
+def cluster_check(check_id: str, topic: str, *parts: str) -> Callable[[Rule], Check[...]]:
     """Make a rule about parts of the cluster a check.
 
     Its errors become warnings where plugins of the site may change the job: many sites pick the partition,
@@ -165,18 +164,18 @@ def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Ch
                 else:
                     yield finding
 
-        return Check(check_id, tells, find, *(f"cluster.{part}" for part in parts))
+        return Check(check_id, topic, find, *(f"cluster.{part}" for part in parts))
 
     return check_of
 
 
-@cluster_check("cluster.partition", "the partition is there, and takes jobs", "partitions")
+@cluster_check("cluster.partition", "the partition exists, and takes jobs", "partitions")
 def partition_problems(request: ClusterRequest) -> Iterator[Finding]:
     there, chosen, partitions = request.cluster.partitions or (), request.queue.partition, request.partitions
     visible = [partition.name for partition in there if partition.is_open]
     for name in request.named:
         if name not in {partition.name for partition in there}:
-            text = f"this Slurm has no partition {name}, or none that you may see"
+            text = f"this Slurm has no partition {name}, or hides it from you"
             yield error(PARTITION, chosen, text, did_you_mean(name, visible))
     if chosen is None and not partitions:
         yield error(PARTITION, chosen, "this Slurm has no default partition", f"one of: {', '.join(visible)}")
@@ -184,16 +183,14 @@ def partition_problems(request: ClusterRequest) -> Iterator[Finding]:
         return
     first = min(partitions, key=lambda partition: partition.state != "DOWN")
     if first.state == "DOWN":
-        text = f"partition {first.name} is down: it queues jobs, and starts none"
+        text = f"partition {first.name} is down: it queues jobs, but does not start them"
         yield warning(PARTITION, chosen, text)
     else:
         text = f"partition {first.name} takes no new jobs: its state is {first.state}"
         yield error(PARTITION, chosen, text)
 
 
-@cluster_check(
-    "cluster.time_limit", "the time limit is not longer than what the partition gives", "partitions"
-)
+@cluster_check("cluster.time_limit", "the time limit is not longer than the partition's", "partitions")
 def time_problems(request: ClusterRequest) -> Iterator[Finding]:
     partitions, seconds = request.partitions, request.seconds
     if not partitions or seconds is None or request.overrules("partitiontimelimit"):

@@ -1,4 +1,4 @@
-"""The nodes that a job asks for, against those that its partition has."""
+"""Compare the nodes that a job requests with those of its partition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, check, error, not_checked, warning
+from launcher.checks.findings import Finding, check, error, skip_check, warning
 from launcher.checks.rules.cluster import PARTITION, ClusterRequest, NodeResources, cluster_check
 from launcher.checks.rules.resources import ELASTIC_NODES
 from launcher.errors import did_you_mean
@@ -17,7 +17,7 @@ from launcher.plan import Plan, Resources
 from launcher.slurm.cluster import ClusterFacts, Node, Partition
 from launcher.slurm.notations import expand_hostlist, feature_names, has_features, is_plain
 
-# So many kinds of nodes, and names of nodes, are told.
+# The most kinds and names of nodes in a message.
 _KINDS = 6
 _CPUS, _WORKERS = "cluster.cpus_per_task", "model.data.num_workers"
 _WORKERS_FIT = "a node has a processor for each worker that reads data"
@@ -35,7 +35,7 @@ def _has_cpus(node: Node, per_node: NodeResources) -> bool:
 
 
 def _has_memory(node: Node, per_node: NodeResources) -> bool:
-    # 1 is what Slurm has of a node whose memory nobody told it.
+    # Slurm shows 1 for a node without configured memory.
     return per_node.memory is None or node.memory <= 1 or node.memory >= per_node.memory
 
 
@@ -43,10 +43,10 @@ _TESTS: tuple[Callable[[Node, NodeResources], bool], ...] = (_has_gpus, _has_cpu
 
 
 class _Offer(NamedTuple):
-    """The nodes of a partition that the job's own constraints leave, and how many more Slurm hides.
+    """The nodes of a partition that the job's constraints leave, and the number of nodes that Slurm hides.
 
-    With ``PrivateData=cloud`` it hides those that a cloud has powered down, with ``PrivateData=nodes`` all.
-    Nodes that failed under earlier jobs are not left out: where there are too few others, they are taken.
+    With ``PrivateData=cloud`` it hides nodes that a cloud has powered down, with ``PrivateData=nodes`` all.
+    Nodes that failed under earlier jobs count: the job takes them if too few others are left.
     """
 
     partition: Partition
@@ -80,7 +80,7 @@ def _offers(request: ClusterRequest) -> list[_Offer]:
     *("partitions", "nodes"),
 )
 def node_problems(request: ClusterRequest) -> Iterator[Finding]:
-    unknown = list(_unknown_names(request))
+    unknown = list(_find_unknown_names(request))
     yield from unknown
     partitions, resources = request.partitions, request.resources
     nodes, (key, value) = resources.nodes, request.nodes_key
@@ -114,21 +114,21 @@ def _node_count_problems(request: ClusterRequest) -> Iterator[Finding]:
     if (request.resources.max_nodes or 0) > most:
         yield warning(key, value, f"{among}: it never gets more than {most}", f"{ELASTIC_NODES}.max={most}")
     if best.hidden:
-        return  # nobody can tell what they have, nor their states
+        return  # resources and states of hidden nodes are unknown
     suited = [node for node in best.nodes if all(test(node, per_node) for test in _TESTS)]
     if len(suited) < nodes:
         if all(sum(test(node, per_node) for node in best.nodes) >= nodes for test in _TESTS):
-            message = f"{among}, of which only {len(suited)} can run the job"
+            message = f"{among}; only {len(suited)} can run the job"
             yield error(key, value, message, _suggest_fewer_nodes(request, len(suited)))
-        return  # one of the other checks tells what they lack
+        return  # another check reports the missing resource
     usable = sum(node.is_usable for node in suited)
     if usable < nodes and request.queue.reservation is None:
         states = ", ".join(sorted({node.state for node in suited if not node.is_usable}))
-        lost = f"of which {len(suited) - usable} cannot be used now ({states}): the job would wait for them"
-        yield warning(key, value, f"{among}, {lost}", _suggest_fewer_nodes(request, usable, "start now"))
+        lost = f"{len(suited) - usable} of them cannot be used now ({states}): the job would wait"
+        yield warning(key, value, f"{among}; {lost}", _suggest_fewer_nodes(request, usable, "start now"))
 
 
-def _unknown_names(request: ClusterRequest) -> Iterator[Finding]:
+def _find_unknown_names(request: ClusterRequest) -> Iterator[Finding]:
     there = [node for nodes in (request.cluster.nodes or {}).values() for node in nodes]
     if not there or any(offer.hidden for offer in _offers(request)):
         return
@@ -147,12 +147,10 @@ def _unknown_names(request: ClusterRequest) -> Iterator[Finding]:
         yield error("cluster.nodelist", nodelist, message, fix)
 
 
-@cluster_check(
-    "cluster.gpus", "the nodes have as many GPUs, of the type that is asked for", "partitions", "nodes"
-)
+@cluster_check("cluster.gpus", "the nodes have the requested GPUs", "partitions", "nodes")
 def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
     resources, per_node = request.resources, request.per_node
-    yield from _other_gpu(request)
+    yield from _find_other_gpu(request)
     if not per_node.gpus:
         return
     key = next(
@@ -169,7 +167,7 @@ def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
     )
 
 
-@cluster_check("cluster.cpus", "the nodes have the processors that the tasks ask for", "partitions", "nodes")
+@cluster_check("cluster.cpus", "the nodes have the processors that the tasks request", "partitions", "nodes")
 def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
     resources = request.resources
     what = f"{request.per_node.cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
@@ -179,7 +177,7 @@ def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
     yield from _report_too_few(request, _has_cpus, lambda node: f"{node.cpus} CPUs", what, setting)
 
 
-@cluster_check("cluster.memory", "the nodes have the memory that is asked for", "partitions", "nodes")
+@cluster_check("cluster.memory", "the nodes have the requested memory", "partitions", "nodes")
 def memory_problems(request: ClusterRequest) -> Iterator[Finding]:
     what, setting = f"{request.per_node.memory}M of memory", ("cluster.mem", request.resources.memory)
     yield from _report_too_few(request, _has_memory, lambda node: f"{node.memory}M", what, setting)
@@ -200,7 +198,7 @@ def worker_problems(values: Values, plan: Plan, engine: str, facts: Facts) -> It
     if each is None and cluster is not None:
         why = cluster.missing.get("partitions") or cluster.missing.get("nodes")
         if why is not None:
-            yield not_checked(_WORKERS_FIT, why)
+            yield skip_check(_WORKERS_FIT, why)
     most = _most_cpus(plan, cluster) if each is None else tasks * each
     if most is not None and tasks * workers > most:
         has = "a node has" if each is None else f"{_CPUS}={each} gives them"
@@ -226,9 +224,9 @@ def _report_too_few(
     setting: tuple[str, object],
     also: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
-    """Report that fewer nodes than requested pass a test, with what they have.
+    """Report that fewer nodes than requested pass a test, with their resources.
 
-    With too few nodes whatever they have, cluster.nodes tells.
+    If the partition has too few nodes of any kind, cluster.nodes reports it.
     """
     nodes, per_node = request.resources.nodes, request.per_node
     good = [(offer, sum(test(node, per_node) for node in offer.nodes)) for offer in _offers(request)]
@@ -243,8 +241,8 @@ def _report_too_few(
     yield error(*setting, text, f"available: {listed}", (PARTITION, *also))
 
 
-def _other_gpu(request: ClusterRequest) -> Iterator[Finding]:
-    """Find a GPU in the estimates that is not the one of the nodes."""
+def _find_other_gpu(request: ClusterRequest) -> Iterator[Finding]:
+    """Find a GPU in the estimates that the nodes do not have."""
     resources = request.resources
     if resources.gpu is None:
         return
@@ -263,7 +261,7 @@ def _node_description(request: ClusterRequest) -> str:
 
 
 def _suggest_fewer_nodes(request: ClusterRequest, most: int, can: str = "run") -> str | None:
-    """Suggest the largest number of nodes that is there."""
+    """Suggest the largest available number of nodes."""
     is_count = most > 0 and request.has_node_count
     return f"{_count_key(request)}={most} is the largest that could {can}" if is_count else None
 

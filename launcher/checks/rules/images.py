@@ -1,4 +1,4 @@
-"""The image of a job: the file, the programs of the engine in it, and the plugin of the network."""
+"""Check a job's image: the file, the engine's programs in it, and the plugin of the network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JUDGED = ("nemo", "megatron")
 
 
 class Fit(NamedTuple):
-    """The fit of an image to an engine: `fits` is ``None`` where it is not known."""
+    """The fit of an image to an engine; `fits` is None if unknown."""
 
     fits: bool | None
     why: str
@@ -39,11 +39,11 @@ class Fit(NamedTuple):
 
 
 def engine_fit(contents: Contents, engine: str) -> Fit:
-    """Judge an image for one of the engines in `JUDGED`, by what is known to be in it."""
-    return _for_nemo(contents) if engine == "nemo" else _for_our_trainer(contents)
+    """Judge an image for one of the engines in `JUDGED` by its known contents."""
+    return _judge_for_nemo(contents) if engine == "nemo" else _judge_for_trainer(contents)
 
 
-def _for_nemo(contents: Contents) -> Fit:
+def _judge_for_nemo(contents: Contents) -> Fit:
     best = newest_with_pretraining()
     fix = f"the newest that has them: container={for_pyxis(best)}; or engine=megatron, which needs no NeMo"
     what = "NeMo's megatron_*_pretraining.py and their models"
@@ -51,13 +51,13 @@ def _for_nemo(contents: Contents) -> Fit:
     if contents.pretraining:
         return Fit(True, f"{contents.origin}{has} has {what}")
     if contents.pretraining is False:
-        return Fit(False, f"{contents.origin}{has} lacks {what}", fix)
+        return Fit(False, f"{contents.origin}{has} does not have {what}", fix)
     if contents.family == "pytorch":
         return Fit(None, f"{contents.origin} is not known to have NeMo", fix)
     return Fit(None, f"whether {contents.origin} has {what} is not known", fix)
 
 
-def _for_our_trainer(contents: Contents) -> Fit:
+def _judge_for_trainer(contents: Contents) -> Fit:
     best = newest_with_core(TRAINER_CORE, (0, TRAINER_CORE[1] + 1))
     fix = f"container=megatron builds one; the newest of NVIDIA's with it: container={for_pyxis(best)}"
     core, required = contents.megatron_core, f"the trainer is written for {'.'.join(map(str, TRAINER_CORE))}"
@@ -70,33 +70,33 @@ def _for_our_trainer(contents: Contents) -> Fit:
     return Fit(fits, message if fits else f"{message}; {required}", None if fits else fix)
 
 
-@check("image.engine", "the image has what the engine runs", "image.contents")
+@check("image.engine", "the image has the engine's programs", "image.contents")
 def engine_problems(plan: Plan, image: ImageFacts) -> Iterator[Finding]:
     """Find an image without the program that the engine runs, or without the optimizer."""
     job, contents = plan.job, image.contents
     if contents is None or job.config is None or job.container is None:
         return
     if job.engine == "megatron_lm":
-        yield from _unsupported_stages(job, contents)
+        yield from _find_unsupported_stages(job, contents)
     elif job.engine in JUDGED and not _is_custom_script(job):
         fit = engine_fit(contents, job.engine)
         if fit.fits is False or (fit.fits is None and not contents.is_certain):
-            yield _wrong(contents, "container", job.container.image, fit.why, fit.fix)
+            yield _report(contents, "container", job.container.image, fit.why, fit.fix)
         elif fit.fits is None:
             yield warning("container", job.container.image, fit.why, fit.fix)
         elif job.engine == "nemo":
-            yield from _unknown_optimizer(Values(job.config), contents)
+            yield from _find_unknown_optimizer(Values(job.config), contents)
 
 
-def _wrong(contents: Contents, key: str, value: Any, text: str, fix: str | None, *also: str) -> Finding:
-    """Return an error; a warning where the image is known by its name alone."""
+def _report(contents: Contents, key: str, value: Any, text: str, fix: str | None, *also: str) -> Finding:
+    """Return an error, or a warning if only the image's name is known."""
     if contents.is_certain:
         return error(key, value, text, fix, also)
     return warning(key, value, f"{text} (judging by the image's name only)", fix, also)
 
 
 def engine_of_image(plan: Plan) -> str | None:
-    """Return the engine of a job that trains with what its image has, where `engine_fit` can judge that."""
+    """Return the engine of a job that runs its image's programs, if `engine_fit` can judge them."""
     job = plan.job
     if job.config is None or job.container is None or plan.scheduler == "local" or _is_custom_script(job):
         return None
@@ -104,10 +104,10 @@ def engine_of_image(plan: Plan) -> str | None:
 
 
 def _is_custom_script(job: Job) -> bool:
-    """Return True if what the engine imports is mounted into the container, and not the image's own."""
+    """Return True if the engine's program is mounted into the container, and is not the image's."""
     if job.engine == "nemo":
         return _is_mounted(job, job.payload.working_dir)
-    return "/" in job.payload.argv[0]  # an interpreter that somebody chose: not the one that the image starts
+    return "/" in job.payload.argv[0]  # an interpreter that the user chose
 
 
 def _is_mounted(job: Job, path: str) -> bool:
@@ -115,16 +115,16 @@ def _is_mounted(job: Job, path: str) -> bool:
     return any(f"{path}/".startswith(f"{mount.target.rstrip('/')}/") for mount in mounts)
 
 
-def _unknown_optimizer(values: Values, contents: Contents) -> Iterator[Finding]:
+def _find_unknown_optimizer(values: Values, contents: Contents) -> Iterator[Finding]:
     """Find the name of an optimizer that NeMo before 2.0 does not know."""
     if values.raw(_OPTIMIZER) == _NEW_OPTIMIZER and contents.mcore_optimizer is False:
         text = f"the NeMo of {contents.origin} does not know this optimizer, which is new with 24.05"
         newest = f"container={for_pyxis(newest_with_pretraining())}"
         fix = f"{full(_OPTIMIZER)}={_OLD_OPTIMIZER}; or the newest image that has the scripts: {newest}"
-        yield _wrong(contents, _OPTIMIZER, _NEW_OPTIMIZER, text, fix, "container")
+        yield _report(contents, _OPTIMIZER, _NEW_OPTIMIZER, text, fix, "container")
 
 
-def _unsupported_stages(job: Job, contents: Contents) -> Iterator[Finding]:
+def _find_unsupported_stages(job: Job, contents: Contents) -> Iterator[Finding]:
     """Find pipeline stages of a T5 that Megatron-LM from core_v0.14 on does not have."""
     core, stages = version(contents.megatron_core)[:2], Values(job.config or {}).raw(PIPELINE)
     if core < _NO_ENCODER_STAGES or ENCODER_STAGES not in job.payload.argv:
@@ -133,7 +133,7 @@ def _unsupported_stages(job: Job, contents: Contents) -> Iterator[Finding]:
         text = f"{contents.origin} has megatron-core {contents.megatron_core}, which has no pipeline for a T5"
         best = newest_with_core((0, 1), _NO_ENCODER_STAGES)
         fix = f"1; or the newest image that has one: container={for_pyxis(best)}"
-        yield _wrong(contents, PIPELINE, stages, text, fix, "container")
+        yield _report(contents, PIPELINE, stages, text, fix, "container")
 
 
 @check("image.network", "NCCL finds the plugin for EFA, where FI_PROVIDER=efa")
@@ -159,7 +159,7 @@ def network_problems(plan: Plan, image: ImageFacts | None) -> Iterator[Finding]:
 
 
 CHECKS = (
-    path_check("path.image", "image", "an image that is a file is there, and a whole squashfs"),
+    path_check("path.image", "image", "an image file exists, and is a whole squashfs"),
     path_check("image.fetch", "fetched", "many nodes do not fetch an image of a registry at once"),
     *(engine_problems, network_problems),
 )

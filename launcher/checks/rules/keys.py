@@ -1,4 +1,4 @@
-"""The keys of NeMo's nodes: their types, and slips in their names."""
+"""Check the keys of NeMo's nodes: their types, and slips in their names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from launcher.checks.findings import Finding, Severity, check, error, likewise, warning
+from launcher.checks.findings import Finding, Severity, check, error, name_likewise, warning
 from launcher.errors import escape
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder
@@ -48,7 +48,7 @@ TRAINER = "engine.megatron"
 _KEY = re.compile(r"(?P<key>[\w.]+)(=| is missing)")
 _NODE = re.compile(r"(?<![\w./])(?=((trainer|exp_manager|model|resume)\.\w|restore_from_path=))")
 
-# A training cannot be without these, nor a stack without those.
+# A training requires these, a stack those.
 _NEEDED = ("trainer.max_steps", keys.MICRO, keys.GLOBAL)
 _NEEDED_OF_A_STACK = ("num_layers", "hidden_size", "num_attention_heads")
 
@@ -57,7 +57,7 @@ _MODEL_FLAGS = (
     " transformer_engine ub_tp_comm_overlap multi_latent_attention qk_layernorm moe_grouped_gemm"
     " moe_layer_recompute moe_pad_expert_input_to_capacity moe_router_enable_expert_bias fp8_params"
 )
-# Closer than `did_you_mean` wants it: NeMo has keys that our tree does not show, and they are no mistakes.
+# Closer than for `did_you_mean`: NeMo has valid keys that our tree does not show.
 _LIKENESS = 0.8
 
 
@@ -95,7 +95,7 @@ _FLAGS = (
     *(f"exp_manager.{name}" for name in ("resume_if_exists", "create_checkpoint_callback")),
 )
 
-# Keys that the checks read, whether or not a shipped configuration shows them.
+# Keys that the checks read, also ones that no shipped configuration has.
 KEYS = frozenset(
     (
         *_WHOLE,
@@ -121,19 +121,19 @@ def whole_problems(values: Values) -> Iterator[Finding]:
     stacks = _STACKS[1:] if two else _STACKS[:1]
     of_stacks = [f"{stack}.{name}" for stack in stacks for name in _NEEDED_OF_A_STACK]
     for key in (*_NEEDED, length, *of_stacks):
-        # A node that is not there at all is not ours to judge.
+        # A missing node is not judged.
         if values.node(key.partition(".")[0]) is not None and values.raw(key) is None:
-            yield error(key, None, f"a whole number is needed{_if_absent(values, key)}")
+            yield error(key, None, f"a whole number is needed{_note_if_absent(values, key)}")
 
 
-def _if_absent(values: Values, key: str) -> str:
+def _note_if_absent(values: Values, key: str) -> str:
     node, _, name = key.rpartition(".")
-    return "" if name in (values.node(node) or {}) else ", and the key is not there"
+    return "" if name in (values.node(node) or {}) else ", and the key is missing"
 
 
 @check("type.number", "rates, dropouts and the like are numbers in their range")
 def number_problems(values: Values) -> Iterator[Finding]:
-    """Find numbers that are none, or out of range, and a model without an optimizer or a learning rate."""
+    """Find invalid numbers, and a model without an optimizer or a learning rate."""
     for key, (valid, holds) in _NUMBERS.items():
         value = values.raw(key)
         if value is not None and not (is_number(value) and holds(value)):
@@ -145,7 +145,7 @@ def number_problems(values: Values) -> Iterator[Finding]:
     if values.node(optimizer) is None:
         yield error(optimizer, values.raw(optimizer), "an optimizer is needed: its name, lr and sched")
     elif values.raw(rate) is None:
-        yield error(rate, None, f"a learning rate is needed{_if_absent(values, rate)}", "such as 1e-4")
+        yield error(rate, None, f"a learning rate is needed{_note_if_absent(values, rate)}", "such as 1e-4")
 
 
 @check("type.flag", "switches are True or False")
@@ -158,11 +158,11 @@ def flag_problems(values: Values) -> Iterator[Finding]:
 
 @check(
     TRAINER,
-    "our trainer takes the configuration, and Hugging Face has the model to convert, where engine=megatron",
+    "with engine=megatron our trainer takes the configuration, and Hugging Face has the model to convert",
     "trainer_verdict",
 )
 def trainer_problems(trainer_verdict: str) -> Iterator[Finding]:
-    """Repeat what our trainer says of the configuration that it would refuse."""
+    """Report our trainer's reason to refuse the configuration."""
     if trainer_verdict:
         named = _KEY.match(trainer_verdict)
         key = full(named["key"]) if named else None
@@ -178,10 +178,10 @@ def trainer_problems(trainer_verdict: str) -> Iterator[Finding]:
 def key_problems(
     values: Values, engine: str, added_keys: Iterable[str], shipped_keys: Iterable[str]
 ) -> Iterator[Finding]:
-    """Find keys of NeMo's nodes that nothing knows.
+    """Find unknown keys of NeMo's nodes.
 
-    Megatron-LM gets options alone, and NeMo says nothing of a key that it does not read. Our trainer refuses
-    by itself what it does not know; that one is near to a known one is said of all.
+    Megatron-LM gets only options, NeMo ignores unknown keys silently, and our trainer refuses them itself. A
+    key near to a known one is reported for every engine.
     """
     text, unread = "no shipped configuration has this key", []
     for key in added_keys:
@@ -199,30 +199,30 @@ def key_problems(
         elif engine == "nemo":
             unread.append(key)
     for key in unread[:1]:
-        text += f", and NeMo ignores a key that it does not read{likewise(map(full, unread[1:]))}"
+        text += f", and NeMo ignores a key that it does not read{name_likewise(map(full, unread[1:]))}"
         yield warning(key, values.raw(key), text, also=unread[1:])
 
 
 def nearest_key(key: str, shipped: Iterable[str]) -> str | None:
     """Return the shipped key nearest to a misspelt one, preferring the same node.
 
-    `trainer`, `exp_manager` and `model` have different readers: what is meant for one is no slip in another.
+    `trainer`, `exp_manager` and `model` have different readers: a key of one is no slip in another.
     """
     (node, _, name), top = key.rpartition("."), f"{key.partition('.')[0]}."
     likeness = {}
     for other in filter(lambda other: other.startswith(top), shipped):
         other_node, _, other_name = other.rpartition(".")
-        ratio = difflib.SequenceMatcher(None, _plain(name), _plain(other_name)).ratio()
+        ratio = difflib.SequenceMatcher(None, _normalize(name), _normalize(other_name)).ratio()
         if ratio >= _LIKENESS:
             likeness[other] = (ratio, other_node == node)
     return max(sorted(likeness), key=lambda other: likeness[other]) if likeness else None
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-@check("keys.variables", "variables of the shell are in values that something expands", "unexpanded")
+@check("keys.variables", "variables of the shell are in values that a shell expands", "unexpanded")
 def variable_problems(plan: Plan, unexpanded: Iterable[tuple[str, str]]) -> Iterator[Finding]:
     for key, value in unexpanded:
         match, fix = re.search(REFERENCE, value), "of the shell that launches: ${{oc.env:{}}}"

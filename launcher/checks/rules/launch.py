@@ -1,4 +1,4 @@
-"""The preconditions of every launch: the machine that launches, and the scheduler that takes the script."""
+"""Check the preconditions of every launch: this machine, and the scheduler's verdict on the script."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ def _interpreter_problems(plan: Plan, python: Interpreter) -> Iterator[Finding]:
     elif python.missing:
         who = "the launcher's own interpreter" if python.is_own else "this interpreter"
         fix = (
-            f"install what {work} needs there: {install_command(extra, python.path)}\n"
+            f"install the libraries of {work} there: {install_command(extra, python.path)}\n"
             "or name another interpreter, cluster.python=..., or an image, container=..."
         )
-        text, tell = f"{who} cannot import {', '.join(python.missing)}", error
+        text, report = f"{who} cannot import {', '.join(python.missing)}", error
         if python.changed_by is not None:
-            text, tell = f"{text} on this machine; {python.changed_by} may bring it on the nodes", warning
-        yield tell(_PYTHON, name, text, fix)
+            text, report = f"{text} on this machine; {python.changed_by} may add it on the nodes", warning
+        yield report(_PYTHON, name, text, fix)
 
 
-# Slurm's sentences about names that it alone judges (src/common/slurm_errno.c), and their keys.
+# Slurm's messages on names that only Slurm judges (src/common/slurm_errno.c), and their keys.
 _REFUSALS = {
     "Invalid account": ACCOUNT,
     "Job's account not permitted": ACCOUNT,
@@ -92,7 +92,7 @@ _REFUSALS = {
 
 @check(SCHEDULER, "Slurm takes the script, by `sbatch --test-only`", "submission.is_refused")
 def submission_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Repeat what the scheduler says of the script, in its own words, with the key that it is about."""
+    """Report the scheduler's answer to the script in its words, with the key that it concerns."""
     submission = facts.submission
     assert submission is not None
     if submission.refusal is not None:

@@ -1,4 +1,4 @@
-"""The parallel layout: how its sizes divide the nodes, the batch and the model."""
+"""Check that the sizes of the parallel layout divide the nodes, the batch and the model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def problems_at(shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
 
 
 def offending_key(shape: ParallelConfig, nodes: int) -> tuple[str, int]:
-    """Return the first size that does not divide what the ones before leave, with its key."""
+    """Return the first size that does not divide the rest of the world, with its key."""
     world = nodes * shape.devices
     for key, size in ((keys.TENSOR, shape.tensor), (keys.PIPELINE, shape.pipeline)):
         if world % size:
@@ -73,10 +73,7 @@ def offending_key(shape: ParallelConfig, nodes: int) -> tuple[str, int]:
 
 
 def node_count_problems(values: Values, plan: Plan, check_id: str) -> Iterator[Finding]:
-    """Find the rule of one check that the plan's node count breaks.
-
-    Of a range of nodes `elastic` looks at every count.
-    """
+    """Find the rule of one check that the plan's node count breaks; `elastic.counts` checks a range."""
     parallel = read_parallel_config(values)
     if parallel is not None and not plan.job.resources.is_elastic:
         yield from (
@@ -84,14 +81,13 @@ def node_count_problems(values: Values, plan: Plan, check_id: str) -> Iterator[F
         )
 
 
-def node_count_check(check_id: str, tells: str) -> Check[...]:
-    """Return a check that looks at the plan's node count."""
-    return Check(check_id, tells, partial(node_count_problems, check_id=check_id))
+def node_count_check(check_id: str, topic: str) -> Check[...]:
+    return Check(check_id, topic, partial(node_count_problems, check_id=check_id))
 
 
 @check(
     "layout.tensor",
-    "tensor divides heads, key/value groups, the MLP's hidden size and a vocabulary of its own size",
+    "tensor divides heads, key/value groups, the MLP's hidden size and an overridden vocabulary size",
 )
 def tensor_problems(values: Values) -> Iterator[Finding]:
     """Find heads, key/value groups, an MLP or a vocabulary that tensor does not divide.
@@ -110,7 +106,7 @@ def tensor_problems(values: Values) -> Iterator[Finding]:
 
 
 def tensor_sizes(values: Values) -> list[int]:
-    """Return the tensor sizes that divide everything that is cut into as many parts."""
+    """Return the tensor sizes that divide every size that they cut."""
     sizes = [size for _, size, _ in _divided_sizes(values)]
     shared = divisors(min(sizes)) if sizes else [1]
     return [tensor for tensor in shared if not any(size % tensor for size in sizes)]
@@ -135,25 +131,25 @@ def _divided_sizes(values: Values) -> Iterator[tuple[str, int, str]]:
 def layer_problems(values: Values) -> Iterator[Finding]:
     """Find layers that pipeline does not divide, or layers of a stage that virtual does not.
 
-    megatron/core/transformer/transformer_config.py; the first and the last stage may be told to hold another
-    number, or to count the embedding and the loss as a layer. NeMo checks the same in megatron_base_model.py.
+    megatron/core/transformer/transformer_config.py; keys may give the first and last stage another number,
+    or count the embedding and the loss as a layer. NeMo checks the same in megatron_base_model.py.
     """
     virtual = values.whole(keys.VIRTUAL)
     for stack in stacks_of(values):
         if not stack.layers or not stack.stages:
             continue
-        layers, stages, how = _evenly_split(values, stack)
+        layers, stages, how = _split_evenly(values, stack)
         if stages < 1 or layers < 1 or layers % stages:
-            yield _uneven(values, stack, how)
+            yield _report_uneven(values, stack, how)
         elif virtual is not None and layers // stages % virtual:
-            yield _uneven_chunks(values, stack, layers // stages, virtual, how)
+            yield _report_uneven_chunks(values, stack, layers // stages, virtual, how)
 
 
 def layers_fit(values: Values) -> bool:
     return next(layer_problems(values), None) is None
 
 
-def _evenly_split(values: Values, stack: Stack) -> tuple[int, int, str]:
+def _split_evenly(values: Values, stack: Stack) -> tuple[int, int, str]:
     """Return the layers and the stages that share them evenly, and how they are counted."""
     layers, stages, how = stack.layers, stack.stages, count(stack.layers, "layer")
     for place in ("first", "last"):
@@ -166,7 +162,7 @@ def _evenly_split(values: Values, stack: Stack) -> tuple[int, int, str]:
     return layers, stages, how
 
 
-def _uneven(values: Values, stack: Stack, how: str) -> Finding:
+def _report_uneven(values: Values, stack: Stack, how: str) -> Finding:
     layers_key, stages = f"{stack.node}.num_layers", stack.stages
     key, what = keys.SPLIT_RANK, f"pipeline stages of the {stack.node.removeprefix('model.')}"
     fix = f"{layers_key} by the {stack.stages} stages that it has"
@@ -182,7 +178,7 @@ def _uneven(values: Values, stack: Stack, how: str) -> Finding:
     return error(key, values.raw(key), text, fix, also=(layers_key,))
 
 
-def _uneven_chunks(values: Values, stack: Stack, per_stage: int, virtual: int, how: str) -> Finding:
+def _report_uneven_chunks(values: Values, stack: Stack, per_stage: int, virtual: int, how: str) -> Finding:
     sizes = [size for size in divisors(per_stage) if size > 1]
     # Virtual stages need more than one real one, and a model that is no encoder-decoder: `virtual_problems`.
     offered = sizes and stack.node == "model" and values.whole(keys.PIPELINE, 1) != 1
@@ -196,17 +192,17 @@ def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
     """Find virtual stages without a pipeline.
 
     megatron/core/parallel_state.py: more than one stage. Megatron-LM (training/arguments.py) wants more than
-    two where `overlap_p2p_comm` is off: with two, a stage would send to and receive from the same other twice
-    at a time, in one batch, which NCCL matches by order alone. Our trainer takes it as on there
-    (slipway/trainer/model/transformer.py). NeMo (megatron_gpt_model.py): only with `megatron_amp_O2`.
-    megatron-core 0.12 (schedules.py) asserts that nothing interleaved needs cross-attention.
+    two without `overlap_p2p_comm`: of two stages, each would send two chunks to the other in one batch, which
+    NCCL matches by order alone. Our trainer overlaps there (slipway/trainer/model/transformer.py). NeMo
+    (megatron_gpt_model.py): only with `megatron_amp_O2`. megatron-core 0.12 (schedules.py) asserts that
+    interleaved models have no cross-attention.
     """
     virtual, pipeline = values.whole(keys.VIRTUAL), values.whole(keys.PIPELINE, 1)
     if virtual is None or virtual == 1 or pipeline is None:
         return
     without = f"{full(keys.VIRTUAL)}=null"
     if is_encoder_decoder(values):
-        text = "Megatron has no virtual stages for an encoder-decoder, whose decoder attends to its encoder"
+        text = "Megatron has no virtual stages for an encoder-decoder: the decoder attends to the encoder"
         yield error(keys.VIRTUAL, virtual, text, without)
         return
     if pipeline == 1:
@@ -215,11 +211,11 @@ def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
             keys.VIRTUAL, virtual, text, f"{without}, or a pipeline size of 2 or more", (keys.PIPELINE,)
         )
     elif pipeline == 2 and not values.flag("model.overlap_p2p_comm") and engine != "megatron":
-        tell = error if engine == "megatron_lm" else warning
+        report = error if engine == "megatron_lm" else warning
         text = "with pipeline 2 the two stages exchange two chunks at a time; Megatron-LM refuses that"
         overlap, batched = full("model.overlap_p2p_comm"), full("model.batch_p2p_comm")
         fix = f"{overlap}=True and {batched}=False, or pipeline 4"
-        yield tell(keys.VIRTUAL, virtual, text, fix, (keys.PIPELINE,))
+        yield report(keys.VIRTUAL, virtual, text, fix, (keys.PIPELINE,))
     if engine == "nemo" and values.raw("model.megatron_amp_O2") is False:
         text = f"NeMo supports virtual pipeline {virtual} only with True here"
         yield error("model.megatron_amp_O2", False, text, f"True, or {without}", (keys.VIRTUAL,))
@@ -236,9 +232,9 @@ def sequence_parallel_problems(values: Values, engine: str) -> Iterator[Finding]
     if not values.flag(key) or tensor is None:
         return
     if tensor == 1:
-        tell = warning if engine == "nemo" else error
+        report = warning if engine == "nemo" else error
         text = "it needs tensor > 1" + (": NeMo switches it off" if engine == "nemo" else "")
-        yield tell(key, True, text, f"{full(key)}=False", also=(keys.TENSOR,))
+        yield report(key, True, text, f"{full(key)}=False", also=(keys.TENSOR,))
         return
     context = values.whole(keys.CONTEXT, 1) or 1
     parts = tensor * context
@@ -300,7 +296,7 @@ def expert_layout_problems(values: Values, plan: Plan, engine: str) -> Iterator[
             yield error(keys.EXPERT, expert, f"does not divide {experts} experts", valid, also=(EXPERTS,))
         yield from _cut_experts(values)
         if engine == "nemo":
-            yield from _layout_of_nemo(values, expert or 1)
+            yield from _find_nemo_limits(values, expert or 1)
     elif expert is not None and expert > 1:
         yield error(keys.EXPERT, expert, "the model has no experts", "1")
     yield from node_count_problems(values, plan, "layout.experts")
@@ -323,8 +319,8 @@ def _cut_experts(values: Values) -> Iterator[Finding]:
         yield error(keys.SEQUENCE, values.raw(keys.SEQUENCE), message, valid, also=(keys.TENSOR,))
 
 
-def _layout_of_nemo(values: Values, expert: int) -> Iterator[Finding]:
-    """Find what NeMo 2.4 lacks (nlp_overrides.py, and what megatron_gpt_model.py raises)."""
+def _find_nemo_limits(values: Values, expert: int) -> Iterator[Finding]:
+    """Find layouts that NeMo 2.4 does not support (nlp_overrides.py, megatron_gpt_model.py)."""
     cut, tensor = values.whole(keys.EXPERT_TENSOR), values.whole(keys.TENSOR, 1)
     if cut is not None and tensor is not None and cut != tensor:
         message = f"NeMo cuts experts by the tensor size, {tensor}"

@@ -1,4 +1,4 @@
-"""The model: its experts, attention, sequences and recomputed activations, and the memory that it needs."""
+"""Check the model: its experts, attention, sequences, recomputed activations, and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, check, error, not_checked, warning
+from launcher.checks.findings import Finding, check, error, skip_check, warning
 from launcher.checks.rules.layout import EXPERTS
 from launcher.estimates import parallelism as keys
 from launcher.estimates.memory import StageMemory, estimate_memory
@@ -17,10 +17,10 @@ from launcher.estimates.parallelism import CountedGpu, gpu_of, is_encoder_decode
 from launcher.estimates.training import (
     LATENT,
     LATENT_QUERY,
+    find_unsupported_feature,
     has_layer_flags,
     latent_switches,
     model_type_of,
-    uncounted,
 )
 from launcher.estimates.values import Values, divisors, full, gib, is_whole, listed
 from launcher.plan import Plan
@@ -31,21 +31,21 @@ _LAYERS = "model.moe_layer_freq"
 _GROUPED = "model.moe_grouped_gemm"
 _LATENT = "model.multi_latent_attention"
 _WINDOW = "model.window_size"
-# The layer specification of NeMo's that has layers with and without experts, and latent attention
+# NeMo's layer specification that has layers with and without experts, and latent attention
 # (megatron_gpt_model.py, get_specs).
 _SPECIFICATION = "decoder_block_gpt"
 
 _DATA = "model.data.seq_length"
 _DECODER_DATA = "model.data.seq_length_dec"
 _POSITIONS = "model.max_position_embeddings"
-# The mean length of a masked span where the configuration does not say: the paper's.
+# The default mean length of a masked span: the paper's.
 _MEAN_SPAN = 3.0
 _METHODS = ("block", "uniform")
-# Parts of a layer that selective recomputing knows, the last not in megatron-core 0.12, and what some need.
+# Parts of a layer for selective recomputing, the last not in megatron-core 0.12, and required keys.
 _MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 _NEEDED = {"moe_act": _GROUPED, "mla_up_proj": _LATENT}
 _NAMED = "model.recompute_modules"
-# NeMo's, of which neither the memory nor the time is estimated.
+# NeMo's, without estimates of memory and time.
 _PARTIAL = (
     "num_micro_batches_with_partial_activation_checkpoints",
     "activations_checkpoint_layers_per_pipeline",
@@ -54,7 +54,7 @@ _PARTIAL = (
 
 @check("model.heads", "heads divide the hidden size, groups the heads")
 def width_problems(values: Values) -> Iterator[Finding]:
-    """Find a hidden size that heads do not divide, where `kv_channels` does not say how wide a head is."""
+    """Find a hidden size that heads do not divide, without `kv_channels` for the width of a head."""
     for stack in stacks_of(values):
         heads_key, hidden_key = f"{stack.node}.num_attention_heads", f"{stack.node}.hidden_size"
         if stack.kv_channels or not stack.hidden or not stack.heads:
@@ -72,10 +72,10 @@ def width_problems(values: Values) -> Iterator[Finding]:
 
 @check(
     "model.experts",
-    "the router's numbers fit the experts, and layers with experts are what the engine builds",
+    "the router's numbers fit the experts, and the engine builds the layers with experts",
 )
 def expert_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """Find what megatron/core/transformer/transformer_config.py and NeMo's layers do not take."""
+    """Find experts that megatron/core/transformer/transformer_config.py or NeMo's layers refuse."""
     experts = values.whole(EXPERTS)
     if experts is None:
         return
@@ -115,7 +115,7 @@ def _options(values: Values) -> Iterator[Finding]:
     if values.flag(bias) and values.raw(score) != "sigmoid":
         yield error(score, values.raw(score), f"{full(bias)}=True needs sigmoid", "sigmoid", (bias,))
     if values.flag(_GROUPED) and values.flag("model.bias", True):
-        message = "experts whose products are grouped have no biases"
+        message = "experts with grouped products have no biases"
         valid = f"False, or {full(_GROUPED)}=False"
         yield error("model.bias", values.raw("model.bias"), message, valid, (_GROUPED,))
     padded, capacity = "model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor"
@@ -124,18 +124,16 @@ def _options(values: Values) -> Iterator[Finding]:
 
 
 def _lacks_specification(values: Values, engine: str) -> bool:
-    """Return True for NeMo's own layers, which all have experts if one has, and no latent attention."""
+    """Return True for NeMo's own layers: experts in all or none, and no latent attention."""
     return engine == "nemo" and values.raw("model.name") != _SPECIFICATION
 
 
-@check(
-    "model.attention", "multi-latent attention has its sizes, and a sliding window is one that the engine has"
-)
+@check("model.attention", "multi-latent attention has its sizes, and the engine has the sliding window")
 def attention_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """Find sizes of latent attention that are missing, and attention that the model or engine does not have.
+    """Find missing sizes of latent attention, and attention that the model or engine does not have.
 
-    Of the sizes megatron-core's configuration and Megatron-LM's options have different defaults. Its layers
-    of T5 and BERT have plain attention alone (megatron/core/models/T5/t5_spec.py, bert/bert_layer_specs.py).
+    megatron-core's configuration and Megatron-LM's options have different defaults of the sizes. Layers of T5
+    and BERT have only plain attention (megatron/core/models/T5/t5_spec.py, bert/bert_layer_specs.py).
     """
     kind = model_type_of(values)
     if kind != "gpt":
@@ -143,7 +141,7 @@ def attention_problems(values: Values, engine: str) -> Iterator[Finding]:
             message = f"a model of the type {kind} has no multi-latent attention"
             yield error(key, values.raw(key), message, "False")
     elif values.flag(_LATENT):
-        message = f"{full(_LATENT)}=True needs it, and the engines differ in what they assume"
+        message = f"{full(_LATENT)}=True needs it, and the engines have different defaults"
         for name in LATENT:
             if values.raw(f"model.{name}") is None:
                 yield error(f"model.{name}", None, message, "a whole number", (_LATENT,))
@@ -211,14 +209,14 @@ def _decoder_problems(values: Values, engine: str) -> Iterator[Finding]:
     least = length if kind == "ul2" else math.ceil(length * (masked or 0)) if kind == "t5" else 0
     why = f"data.seq_length {length}" if kind == "ul2" else f"{length} × masked_lm_prob {masked} = {least}"
     if engine == "megatron" and kind == "t5":
-        least = _written(length, masked or 0, values.number("model.data.mean_ngram_size") or _MEAN_SPAN)
-        why = f"{least}, what is masked of a full encoder, the sentinels and the end"
+        least = _count_written(length, masked or 0, values.number("model.data.mean_ngram_size") or _MEAN_SPAN)
+        why = f"{least}, the masked tokens of a full encoder, the sentinels and the end"
     if decoder < least:
-        message = f"shorter than {why}: it would not hold what is masked"
+        message = f"shorter than {why}: it would not hold the masked tokens"
         yield error(_DECODER_DATA, decoder, message, f"{least} or more", also=(_DATA,))
 
 
-def _written(length: int, density: float, mean_span: float) -> int:
+def _count_written(length: int, density: float, mean_span: float) -> int:
     """Return the tokens that a decoder writes when its encoder reads `length` (Raffel et al. 2019, 3.1.4).
 
     The encoder reads the text without its noise, a sentinel for each span, and the end; the decoder writes
@@ -239,10 +237,10 @@ def _written(length: int, density: float, mean_span: float) -> int:
 
 @check("model.recompute", "the options of recomputing activations agree")
 def recompute_problems(values: Values) -> Iterator[Finding]:
-    """Find what megatron/core/transformer/transformer_config.py raises of `activations_checkpoint_*`.
+    """Find `activations_checkpoint_*` that megatron/core/transformer/transformer_config.py refuses.
 
     `full` needs a method and a number of layers, `selective` takes no number of layers. Without a granularity
-    nothing is recomputed, and the others are not read.
+    no activation is recomputed, and the other keys are not read.
     """
     for stack in stacks_of(values):
         start = f"{stack.node}.activations_checkpoint"
@@ -306,9 +304,9 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     stages = estimate_memory(config, resources.nodes, plan.job.engine)
     if stages is None:
         # Other checks report a wrong value or layout.
-        why = uncounted(Values(config))
+        why = find_unsupported_feature(Values(config))
         if why is not None and Values(config).raw("trainer.accelerator") != "cpu":
-            yield not_checked(_FITS, why)
+            yield skip_check(_FITS, why)
         return
     counted, fullest = gpu_of(resources, facts.gpu_types), max(stages, key=lambda stage: stage.total)
     margin = plan.assumptions.memory_margin
@@ -316,11 +314,11 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     too_much = fullest.total > counted.gpu.memory
     certain = not counted.is_assumed or fullest.total > max(gpu.memory for gpu in GPUS.values())
-    tell = error if too_much and certain else warning
+    report = error if too_much and certain else warning
     key, value = _offending_key(config, fullest)
-    text = _compared(counted, fullest, len(stages), margin)
+    text = _describe_memory(counted, fullest, len(stages), margin)
     others = (keys.TENSOR, keys.PIPELINE, keys.MICRO, keys.NODES)
-    yield tell(key, value, text, also=[name for name in others if name != key])
+    yield report(key, value, text, also=[name for name in others if name != key])
 
 
 def has_gpus(plan: Plan) -> bool:
@@ -331,12 +329,12 @@ def has_gpus(plan: Plan) -> bool:
 
 
 def why_not_estimated(plan: Plan) -> str | None:
-    """Return why the memory of a plan with a valid layout is not estimated; None if it is."""
+    """Return why the memory of a plan with a valid layout cannot be estimated; None if it can."""
     if plan.job.config is None:
         return f"stages=[{plan.job.stage}] trains nothing"
     if not has_gpus(plan) or Values(plan.job.config).raw("trainer.accelerator") == "cpu":
         return "no GPUs are asked for"
-    return uncounted(Values(plan.job.config))
+    return find_unsupported_feature(Values(plan.job.config))
 
 
 def _offending_key(config: Mapping[str, Any], stage: StageMemory) -> tuple[str, Any]:
@@ -349,8 +347,8 @@ def _offending_key(config: Mapping[str, Any], stage: StageMemory) -> tuple[str, 
     return keys.TENSOR, values.whole(keys.TENSOR, 1)
 
 
-def _compared(counted: CountedGpu, stage: StageMemory, stages: int, margin: float) -> str:
-    """Say what the fullest stage needs, its parts from the largest on, and what its GPU has."""
+def _describe_memory(counted: CountedGpu, stage: StageMemory, stages: int, margin: float) -> str:
+    """Describe the memory of the fullest stage, its largest parts first, and of its GPU."""
     where = f"pipeline stage {stage.stage} of {stages} (from 0) needs" if stages > 1 else "a GPU needs"
     parts = {name: getattr(stage, name) for name in (*_STATES, "activations", "logits")}
     largest = sorted(parts.items(), key=lambda part: -part[1])

@@ -1,4 +1,4 @@
-"""Partitions tried one by one: the others that would take a job, and several of which none does."""
+"""Try partitions one by one: find others that would take a job, and lists that all refuse it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ _IDS = frozenset(rule.id for rule in _RULES)
 _OF_NODES = ("cluster.gpus", "cluster.cpus", "cluster.memory")
 
 
-def _alone(plan: Plan, name: str) -> Plan:
-    """Return a plan whose job names one partition."""
+def _choose_partition(plan: Plan, name: str) -> Plan:
     return replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition=name)))
 
 
 def _errors(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> list[Finding]:
-    """Return why the cluster does not take the job of a plan."""
+    """Return the errors for which the cluster refuses the job of a plan."""
     facts = Facts(cluster=cluster, array_tasks=array_tasks)
     found = (finding for rule in _RULES for finding in rule.find(plan, facts))
     return [finding for finding in found if finding.severity is Severity.ERROR]
@@ -32,19 +31,21 @@ def _errors(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> list[
 
 @check(
     "cluster.partitions",
-    "one of several partitions takes the job in every respect",
+    "at least one of several partitions takes the job",
     *("cluster.partitions", "cluster.nodes"),
 )
 def partitions_problems(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Iterator[Finding]:
     named = ClusterRequest(plan, cluster).named
-    reasons = [_errors(_alone(plan, name), cluster, array_tasks) for name in named if len(named) > 1]
+    reasons = [
+        _errors(_choose_partition(plan, name), cluster, array_tasks) for name in named if len(named) > 1
+    ]
     if not reasons or not all(reasons) or _errors(plan, cluster, array_tasks):
         return
     texts = [errors[0].message.partition(": ")[2] for errors in reasons]
-    yield error(PARTITION, plan.job.queue.partition, f"none of them takes the job: {'; '.join(texts)}")
+    yield error(PARTITION, plan.job.queue.partition, f"all of them refuse the job: {'; '.join(texts)}")
 
 
-def with_partitions(finding: Finding, plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Finding:
+def add_partitions(finding: Finding, plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Finding:
     """Add the partitions that would take the job to a finding that another partition may resolve."""
     is_refusal = finding.severity is Severity.ERROR or finding.message.endswith(MAY_CHANGE)
     is_misspelt = (finding.fix or "").startswith("did you mean")
@@ -56,13 +57,13 @@ def with_partitions(finding: Finding, plan: Plan, cluster: ClusterFacts, array_t
     sure = None if cluster.settings is None else cluster.settings._replace(has_filters=False)
 
     def takes(other: Partition) -> bool:
-        # Of other partitions those nodes are known that they share with the job's own.
+        # The known nodes of another partition are those that it shares with the job's.
         shared = sorted(there.keys() & (expand_hostlist(other.node_names or "") or ()))
         nodes = {other.name: tuple(there[name] for name in shared)}
         tried = replace(cluster, settings=sure, nodes=nodes)
         is_open = other.state == "UP" and other.is_open and other not in request.partitions
         is_known = len(shared) == other.total_nodes or not needs_nodes
-        alone = _alone(plan, other.name)
+        alone = _choose_partition(plan, other.name)
         mine = ClusterRequest(alone, tried)
         if cluster.associations and not mine.associations:
             return False

@@ -21,7 +21,7 @@ _FP8_RECIPE = "model.fp8_recipe"
 _CAPABILITIES = {"blockwise": (9, 0), "mxfp8": (10, 0)}
 
 
-@check(GPUS, "there are as many GPUs on a node as tasks, with the types that they compute in")
+@check(GPUS, "a node has a GPU for each task, and the GPUs support the precision")
 def gpu_problems(values: Values, plan: Plan, facts: Facts) -> Iterator[Finding]:
     resources, key = plan.job.resources, "trainer.accelerator"
     accelerator = values.raw(key)
@@ -33,9 +33,9 @@ def gpu_problems(values: Values, plan: Plan, facts: Facts) -> Iterator[Finding]:
     yield from _type(resources, counted)
     yield from _precision(values, counted, plan.job.engine)
     if resources.gpus_per_task is not None:
-        yield from _per_task(resources.tasks_per_node, resources.gpus_per_task, facts.node_gpus)
+        yield from _check_per_task(resources.tasks_per_node, resources.gpus_per_task, facts.node_gpus)
     else:
-        yield from _per_node(resources)
+        yield from _check_per_node(resources)
 
 
 def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
@@ -53,12 +53,12 @@ def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
 
 
 def _precision(values: Values, counted: CountedGpu, engine: str | None) -> Iterator[Finding]:
-    """Find a precision that the GPU does not compute in, where the GPU is known."""
+    """Find a precision that a known GPU does not support."""
     gpu, source, is_assumed = counted
     if is_assumed:
         return
     recipe, precision = str(values.raw(_FP8_RECIPE)), "trainer.precision"
-    own = gpu.capability or (99, 0)  # what CUDA lacks is no limit of others' GPUs
+    own = gpu.capability or (99, 0)  # GPUs of other vendors have no limits of CUDA
     if values.flag("model.fp8") and not gpu.has_fp8:
         message = (
             f"{gpu.name} ({source}) has no FP8: Transformer Engine refuses it below compute capability 8.9,"
@@ -83,12 +83,12 @@ def _precision(values: Values, counted: CountedGpu, engine: str | None) -> Itera
 
 
 def gpus_of(gpus_per_node: int | None, gres: str | None) -> int | None:
-    """Return the GPUs of a node, as far as one of the two says it."""
+    """Return the GPUs of a node from one of the two; None without both."""
     named = gpus_in_gres(gres or "")
     return gpus_per_node if gpus_per_node is not None or not named else sum(number for _, number in named)
 
 
-def _per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
+def _check_per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
     """Find GPUs requested by the task that a node does not have, or a task does not use."""
     devices = full(DEVICES)
     if each == 0:
@@ -101,10 +101,10 @@ def _per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
         message = f"a task uses one GPU: {count(tasks * (each - 1), 'GPU')} of each node would be idle"
         yield warning(PER_TASK, each, message, f"{PER_TASK}=1")
     elif node is not None and tasks < node:
-        yield _idle(PER_TASK, each, tasks, node)
+        yield _warn_idle(PER_TASK, each, tasks, node)
 
 
-def _per_node(resources: Resources) -> Iterator[Finding]:
+def _check_per_node(resources: Resources) -> Iterator[Finding]:
     tasks, gpus = resources.tasks_per_node, gpus_of(resources.gpus_per_node, resources.gres)
     key, value = "cluster.gpus_per_node", resources.gpus_per_node
     shown: tuple[str, object] = (key, value) if value is not None else ("cluster.gres", resources.gres)
@@ -112,10 +112,10 @@ def _per_node(resources: Resources) -> Iterator[Finding]:
         message = f"{count(tasks, 'task')} per node ({full(DEVICES)}), but {count(gpus, 'GPU')}"
         yield error(*shown, message, f"{full(DEVICES)}={gpus or 1}", (DEVICES,))
     elif gpus is not None and gpus > tasks:
-        yield _idle(*shown, tasks, gpus)
+        yield _warn_idle(*shown, tasks, gpus)
 
 
-def _idle(key: str, value: object, tasks: int, node: int) -> Finding:
+def _warn_idle(key: str, value: object, tasks: int, node: int) -> Finding:
     message = f"{count(node - tasks, 'GPU')} of each node would be idle: {full(DEVICES)}={tasks}"
     return warning(key, value, message, f"{full(DEVICES)}={node}", (DEVICES,))
 

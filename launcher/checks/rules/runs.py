@@ -1,4 +1,4 @@
-"""The run that a launch belongs to: its supervisor, its earlier training, its time limit and its chain."""
+"""Check a launch's run: its supervisor, its earlier training, its time limit and its chain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from launcher.checks.facts import Change, EarlierTraining, Facts
-from launcher.checks.findings import Finding, Severity, check, error, not_checked, warning
+from launcher.checks.findings import Finding, Severity, check, error, skip_check, warning
 from launcher.errors import escape, literal
 from launcher.estimates.cost import Cost, estimate_cost
 from launcher.estimates.parallelism import NODES, PIPELINE, TENSOR, VIRTUAL
@@ -19,7 +19,7 @@ from launcher.slurm.notations import TIME_FORMS, format_days, limit_seconds, mar
 
 _RUN = "training.run.name"
 _ACCEPT = "training.resume.accept_data"
-# So many keys are named; the manifest has them all.
+# The most keys in a message; the manifest has them all.
 _SHOWN = 8
 _RUNS_SHOWN = 3
 _ELSEWHERE = (
@@ -31,7 +31,7 @@ _SEPARATE = _ELSEWHERE.partition("\n")[0]
 
 @check("job.python", "the job's supervisor has a Python, 3.6.2 or newer", "supervisor_python")
 def python_problems(plan: Plan, supervisor_python: str) -> Iterator[Finding]:
-    """Check that the supervisor of a job has its Python, on this machine or on nodes that are like it."""
+    """Check that the supervisor of a job has its Python, on this machine or on nodes like it."""
     key, scheduler = "cluster.scheduler", plan.scheduler
     if supervisor_python and scheduler == "local":
         fix = "install Python 3.6.2 or newer as /usr/bin/python3"
@@ -43,7 +43,7 @@ def python_problems(plan: Plan, supervisor_python: str) -> Iterator[Finding]:
 
 @check(
     "run.training",
-    "the run's checkpoints are of this training, and not of another one under its name",
+    "the run's checkpoints are of this training, and not of another one with its name",
     "earlier.changes",
 )
 def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
@@ -67,10 +67,10 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
     if earlier.goes_on and earlier.saved is not None and last is not None and earlier.saved >= last:
         text = f"nothing left to do: the run has a checkpoint of step {earlier.saved} already"
         yield warning(_STEPS, last, text, f"to continue: {full(_STEPS)}=... above {earlier.saved}")
-    yield from _moved_by_steps(plan, earlier)
+    yield from _warn_moved_schedule(plan, earlier)
 
 
-def _moved_by_steps(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
+def _warn_moved_schedule(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
     """Warn of another `trainer.max_steps` that moves the learning rate, or the order of the data.
 
     NeMo restores its schedule with its steps. megatron-core shuffles the epochs of a whole training together
@@ -170,7 +170,7 @@ _LINKS = "resilience.links"
 _STEPS = "trainer.max_steps"
 _SAVE = "resilience.save_before_end"
 _SIGNAL = re.compile(r"(?:R?B?:)?(?:SIG)?\w+@(\d+)", re.ASCII)
-# What a training saves at; the supervisor (B) only notes TERM, which at its end Slurm sends the tasks too.
+# Signals at which a training saves; the supervisor (B) only notes TERM, which Slurm also sends to the tasks.
 _SAVES = re.compile(
     r"(?:[RB]*:)?(?:(?:SIG)?USR1|10)(?:@.*)?|(?:R:)?(?:(?:SIG)?TERM|15)(?:@.*)?", re.IGNORECASE
 )
@@ -203,18 +203,18 @@ def max_time_problems(values: Values, plan: Plan) -> Iterator[Finding]:
     times = {name: time for name, value in written.items() if (time := _max_time_seconds(value)) is not None}
     for name in (name for name in written if name not in times):
         expected = "days:hours:minutes:seconds in quotes, such as '00:03:30:00'"
-        yield error(_as_written(values, name), written[name], f"expected {expected}")
+        yield error(_find_written_key(values, name), written[name], f"expected {expected}")
     ends, key = limit_seconds(plan.job.resources.time_limit), limit_key(plan)
     if not times or ends is None or min(times.values()) < ends:
         return
     first, limit = min(times, key=lambda name: times[name]), plan.job.resources.time_limit
     text = f"not before the job's time limit, {limit}: the job would end without a last checkpoint"
     fix = f"'{format_days(max(1, ends - margin_of(ends)))}' or less, or a longer {key}"
-    yield warning(_as_written(values, first), written[first], text, fix, also=(key,))
+    yield warning(_find_written_key(values, first), written[first], text, fix, also=(key,))
 
 
-def _as_written(values: Values, name: str) -> str:
-    """Return the key that a time is from: for NeMo, a launch's configuration has it in the other place."""
+def _find_written_key(values: Values, name: str) -> str:
+    """Return the user's key of a time: for NeMo, a launch's configuration has it in the other place."""
     trainers, launches = _MAX_TIMES
     return trainers if name == launches and values.raw(trainers) is None else name
 
@@ -232,15 +232,15 @@ def _max_time_seconds(value: Any) -> int | None:
 def length_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Find a chain that is shorter than the training, or a training that is longer than a year.
 
-    Without a chain nothing is said of the limit: many a run goes on with its user's next launch.
+    Without a chain the limit is not checked: the user's next launch may continue the run.
     """
     cost = estimate_cost(plan, facts.gpu_types)
     if cost is None:
         values, experts = Values(plan.job.config or {}), "model.num_moe_experts"
         model = model_size(values)
         if model is not None and model.has_experts and values.whole(_STEPS) and plan.assumptions.mfu is None:
-            why = "how long experts take is not modelled: estimates.mfu=... says it"
-            yield not_checked("how long the training takes", f"{full(experts)}={values.raw(experts)}: {why}")
+            why = "the time of experts is not modelled: set estimates.mfu=..."
+            yield skip_check("how long the training takes", f"{full(experts)}={values.raw(experts)}: {why}")
         return
     key, links, limit = limit_key(plan), plan.job.chain.links, plan.job.resources.time_limit
     if cost.links is not None and 1 < links < cost.links:
@@ -270,7 +270,7 @@ def days_text(seconds: float) -> str:
 
 @check("chain.requeue", "the jobs of a chain are not requeued by Slurm too")
 def requeue_problems(plan: Plan) -> Iterator[Finding]:
-    """Find a chain that Slurm requeues too: which job is the next would be ambiguous."""
+    """Find a chain that Slurm requeues too: its next job would be ambiguous."""
     queue, links = plan.job.queue, plan.job.chain.links
     by_flag = "requeue" in queue.further
     if links == 1 or (queue.requeue is False and not by_flag):
@@ -284,7 +284,7 @@ def requeue_problems(plan: Plan) -> Iterator[Finding]:
 
 @check("chain.dependency", "the next job of a chain can wait for the one before it")
 def dependency_problems(plan: Plan) -> Iterator[Finding]:
-    """Find alternatives in the dependency of a chain, whose next job must wait for the one before it."""
+    """Find alternatives in the dependency of a chain: its next job must wait for the previous one."""
     dependency, key = plan.job.queue.dependency, f"{plan.job.stage}.run.dependency"
     if plan.job.chain.links > 1 and dependency is not None and "?" in dependency:
         text = "alternatives (?) cannot be waited for together with the job before in a chain"
@@ -299,13 +299,13 @@ def resume_problems(values: Values, plan: Plan) -> Iterator[Finding]:
             yield error(key, False, text, f"True, or {_LINKS}=1", also=(_LINKS,))
 
 
-@check("time.save", "jobs are told to save before they end, and not as soon as they begin")
+@check("time.save", "jobs are signalled to save before they end, and not as soon as they begin")
 def save_problems(plan: Plan) -> Iterator[Finding]:
     key, value = limit_key(plan), plan.job.resources.time_limit
     limit, signal = limit_seconds(plan.job.resources.time_limit), plan.job.queue.signal
     match = _SIGNAL.fullmatch(signal or "")
     if match and limit is not None and int(match[1]) >= limit:
-        text = f"not less than the time limit, {value}: the job would be told to save as soon as it begins"
+        text = f"not less than the time limit, {value}: the job would save as soon as it begins"
         fix = f"less than {limit} seconds, or {_SAVE}=auto; where cluster.signal is set, that is {signal}"
         yield error(_SAVE, int(match[1]), text, fix, also=(key, "cluster.signal"))
     if signal is not None and plan.job.stage == "training" and not _SAVES.fullmatch(signal):
@@ -313,7 +313,7 @@ def save_problems(plan: Plan) -> Iterator[Finding]:
         fix = f"cluster.signal=USR1{signal[signal.find('@') :] if '@' in signal else '@300'}"
         yield error("cluster.signal", signal, text, fix, also=(_SAVE,))
     if plan.job.chain.links > 1 and limit is None and signal is None:
-        text = "without a limit of its own no job of the chain is told to save before the partition's limit"
+        text = "without this limit no job of the chain is signalled to save before the partition's limit"
         yield warning(key, value, text, f"{key}=1-00:00:00, or {_SAVE}=300", also=(_LINKS,))
 
 

@@ -34,9 +34,9 @@ def checkpoint_problems(plan: Plan, paths: PathFacts) -> Iterator[Finding]:
     more, size = max(1, saved.most - there), bytes_text(saved.size)
     if saved.size > free:
         # A disk of a laptop is not the one that the nodes of the job write to.
-        tell, whose = (warning, " of this machine's own disk") if paths.is_own_disk else (error, "")
+        report, whose = (warning, " of this machine's own disk") if paths.is_own_disk else (error, "")
         text = f"a checkpoint takes about {size}, and {_free(paths)}{whose}"
-        yield tell(_DIRECTORY, values.raw(_DIRECTORY), text, _ELSEWHERE)
+        yield report(_DIRECTORY, values.raw(_DIRECTORY), text, _ELSEWHERE)
     elif more * saved.size > free:
         need = f"{count(more, 'more checkpoint' if there else 'checkpoint')} of about {size} take"
         room = free // saved.size

@@ -1,4 +1,4 @@
-"""The training: its batches on one number of nodes or all of a range, its schedule, the names of its data."""
+"""Check the training: its batches on all numbers of nodes, its schedule, the names of its data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.estimates.values import Values, count, full, is_number, is_whole, 
 from launcher.plan import Plan
 from slipway.arithmetic.layout import ParallelConfig, is_rampup
 
-# A batch that is larger than this many of the given one is no way out.
+# The largest multiple of the given batch to suggest.
 _MOST_TIMES = 16
 _MAX_STEPS = "trainer.max_steps"
 _SCHED = "model.optim.sched"
@@ -28,14 +28,14 @@ _CALLBACK = "exp_manager.checkpoint_callback_params"
 _PREFIX, _DATA_IMPL = "model.data.data_prefix", "model.data.data_impl"
 _FORMS = (
     "[prefix], [prefix, prefix, ...] or [weight, prefix, weight, prefix, ...], the weights above 0; "
-    "data_impl=mock makes data of its own"
+    "data_impl=mock generates data"
 )
 _SPLITS = ("train", "validation", "test")
 
 
 @check("batch.rampup", "a growing batch can be divided all the way")
 def rampup_problems(values: Values, plan: Plan) -> Iterator[Finding]:
-    """Find a growing batch that cannot be divided; `elastic` asks of every count of a range."""
+    """Find a growing batch that cannot be divided; `elastic.counts` checks a range."""
     parallel = read_parallel_config(values)
     if parallel is not None and not plan.job.resources.is_elastic:
         yield from rampup_problems_at(values, parallel, plan.job.resources.nodes)
@@ -60,7 +60,7 @@ def rampup_problems_at(values: Values, shape: ParallelConfig, nodes: int) -> Ite
     odd = [batch for batch in (start, increment) if step and batch % step]
     if way <= 0:
         more = "is more than" if way < 0 else "is already"
-        text = f"the first batch, {start}, {more} the global batch, {shape.batch}: nothing would grow"
+        text = f"the first batch, {start}, {more} the global batch, {shape.batch}: it would not grow"
         yield error(RAMPUP, rampup, text, _rampup_fix(shape.batch, step), (keys.GLOBAL,))
     elif way % increment:
         text = f"the way from {start} to global batch {shape.batch} is {way}, not a multiple of {increment}"
@@ -74,7 +74,7 @@ def rampup_problems_at(values: Values, shape: ParallelConfig, nodes: int) -> Ite
 
 
 def _rampup_fix(batch: int, step: int) -> str:
-    """Suggest multiples of the step, the first below the global batch: there may be none."""
+    """Suggest multiples of the step, if one is below the global batch."""
     if step == 0 or batch % step or batch <= step:
         return "null, or fewer nodes or a smaller micro batch"
     return f"null, or a first batch and an increment that are multiples of {step}, such as {step}"
@@ -97,9 +97,9 @@ def count_problems(plan: Plan) -> Iterator[Finding]:
     yield error(ELASTIC_NODES, {"min": counts[0], "max": counts[-1]}, message, "\n".join(ways), also)
 
 
-@check("elastic.gpus", "GPUs are not asked for by task where the number of tasks is not known")
+@check("elastic.gpus", "GPUs are not requested by task if the number of tasks is not fixed")
 def request_problems(plan: Plan) -> Iterator[Finding]:
-    """Find what Slurm 22.05 refuses: "--gpus-per-task used without either --gpus or -n/--ntasks"."""
+    """Find GPUs by task without a number of tasks, which Slurm 22.05 refuses."""
     resources = plan.job.resources
     if resources.is_elastic and resources.gpus_per_task is not None:
         message = (
@@ -116,7 +116,7 @@ def _problem(values: Values, shape: ParallelConfig, nodes: int) -> Finding | Non
 
 def _ways_out(values: Values, shape: ParallelConfig, counts: range, good: list[int]) -> Iterator[str]:
     yield f"counts of {counts[0]}-{counts[-1]} that fit: {listed(good) if good else 'none'}"
-    longest = _longest(good)
+    longest = _find_longest(good)
     if len(longest) > 1:
         # Quoted: a shell would take such braces apart.
         yield f"'{ELASTIC_NODES}={{min: {longest[0]}, max: {longest[-1]}}}'"
@@ -132,7 +132,7 @@ def _ways_out(values: Values, shape: ParallelConfig, counts: range, good: list[i
         yield f"{full(keys.GLOBAL)}={batch}, which fits every count"
 
 
-def _longest(good: list[int]) -> range:
+def _find_longest(good: list[int]) -> range:
     """Return the longest range without a gap, of several the one with more nodes."""
     best, start = range(0), 0
     for index, nodes in enumerate(good):
@@ -158,10 +158,10 @@ def accumulation_problems(values: Values) -> Iterator[Finding]:
 
 @check("schedule.warmup", "the learning rate has steps to decay in")
 def warmup_problems(values: Values) -> Iterator[Finding]:
-    """Find warm-up and constant steps that leave nothing to decay in.
+    """Find warm-up and constant steps that leave no steps to decay in.
 
-    NeMo (core/optim/lr_scheduler.py, WarmupAnnealHoldPolicy): decay = max - (warm-up + constant). From the
-    end of the warm-up on the rate is `min_lr` where that is not positive.
+    NeMo (core/optim/lr_scheduler.py, WarmupAnnealHoldPolicy): decay = max - (warm-up + constant). If that is
+    not positive, the rate is `min_lr` from the end of the warm-up on.
     """
     for key, ratio in _RATIOS.items():
         if values.raw(key) is not None and values.raw(ratio) is not None:
@@ -206,7 +206,7 @@ def validation_problems(values: Values) -> Iterator[Finding]:
     steps, interval = values.whole(_MAX_STEPS), values.raw(_INTERVAL)
     if steps is None or not is_whole(interval) or interval <= steps:
         return
-    if values.raw("trainer.limit_val_batches") == 0:  # none is wanted
+    if values.raw("trainer.limit_val_batches") == 0:  # validation is off
         return
     text = f"longer than the training, {full(_MAX_STEPS)}={steps}: there is no validation"
     if values.raw(f"{_CALLBACK}.every_n_train_steps") is None:
@@ -219,7 +219,7 @@ def validation_problems(values: Values) -> Iterator[Finding]:
 _DATA_IMPLS = {"nemo": ("mmap", "mock", "text_mmap", "csv_mmap")}
 
 
-@check("data.prefix", "there is data, and weights go with prefixes")
+@check("data.prefix", "data is named, and weights go with prefixes")
 def prefix_problems(values: Values, engine: str) -> Iterator[Finding]:
     """Find missing data, data of a form that the engine does not read, and weights without prefixes.
 
@@ -241,12 +241,12 @@ def prefix_problems(values: Values, engine: str) -> Iterator[Finding]:
             text = "expected the splits train, validation and test"
             yield error(f"{_PREFIX}.{split}", value[split], text, _FORMS)
     for key, prefixes in named.items():
-        wrong = _wrong(prefixes)
+        wrong = _find_fault(prefixes)
         if wrong is not None:
             yield error(key, prefixes, wrong, _FORMS)
 
 
-def _wrong(value: Any) -> str | None:
+def _find_fault(value: Any) -> str | None:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list):
         return "expected a list of prefixes"
@@ -265,14 +265,14 @@ def _wrong(value: Any) -> str | None:
 
 
 def weight_of(item: Any) -> float | None:
-    """Return the weight that an item of a list of data sets is; None for a prefix."""
+    """Return an item of a list of data sets as a weight; None for a prefix."""
     try:
         return float(item)
     except (TypeError, ValueError):
         return None
 
 
-@check("profile.ranks", "profiled ranks are there")
+@check("profile.ranks", "profiled ranks exist")
 def rank_problems(plan: Plan) -> Iterator[Finding]:
     ranks, tasks = plan.job.profile.ranks if plan.job.profile is not None else (), plan.job.resources.tasks
     beyond = [rank for rank in ranks if rank >= tasks]
