@@ -30,7 +30,7 @@ class Effect(enum.Enum):
     SAVING = "asked to save and exit"
     HELD = "held"
     RELEASED = "released"
-    GIVEN_UP = "given up"  # a launch of which no job is known
+    GIVEN_UP = "given up"  # a launch without a known job
     AS_ASKED = "as asked already"
     LEFT = "left alone"
     NOT_VALID = "not valid"  # asked for what cannot be
@@ -120,7 +120,7 @@ def outcome_of_ended(target: LaunchStatus) -> Outcome:
 
 
 def give_up(target: LaunchStatus) -> Outcome:
-    """Keep any job of a launch whose answer was lost from doing anything."""
+    """Stop any job of a launch whose submission was not answered."""
     launch, unanswered = target.launch, target.unanswered
     if launch is None:
         return Outcome(target, Effect.UNKNOWN, target.reason)

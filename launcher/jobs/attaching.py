@@ -96,13 +96,13 @@ def _not_running(target: LaunchStatus) -> UserError:
     state = f"{target.state.value}{f' ({reason})' if reason else ''}"
     what = f"job {target.job_id} of {target.run}" if target.job_id else target.run
     hints = {
-        State.PENDING: f"it has not begun; to be told when it does: slipway follow {shlex.quote(target.run)}",
+        State.PENDING: f"it has not begun; wait for its start: slipway follow {shlex.quote(target.run)}",
         State.COMPLETING: "it is ending",
-        State.UNKNOWN: "try again, once the scheduler can tell",
+        State.UNKNOWN: "try again when the scheduler answers",
     }
     if target.state is State.UNKNOWN and target.launch and target.launch.manifest.scheduler != "slurm":
         hints[State.UNKNOWN] = f"attach from there: ssh {target.launch.manifest.host}"
-    hint = hints.get(target.state, f"what it left: slipway logs {shlex.quote(target.run)}")
+    hint = hints.get(target.state, f"its logs: slipway logs {shlex.quote(target.run)}")
     kind = NoAnswer if target.state is State.UNKNOWN else UserError
     return kind(f"{what} is not running: it is {state}", hint=hint)
 
@@ -136,7 +136,7 @@ def _node_option(launch: Launch, point: AttachPoint, job_id: str | None) -> str:
 
 
 def _running_task(target: LaunchStatus) -> LaunchStatus:
-    """Return the running task of an array, of which there is usually one."""
+    """Return the running task of an array: usually there is only one."""
     running = [task for task, state in target.tasks.items() if state is State.RUNNING]
     if target.task is not None or not running:
         return target

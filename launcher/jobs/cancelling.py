@@ -55,12 +55,12 @@ class _Ending:
 
     @property
     def saves_first(self) -> bool:
-        """Return True for a chain whose link is to save before any other is ended."""
+        """Return True for a chain whose link saves before other links are ended."""
         return self.saves and self.target.chain is not None
 
     @property
     def tasks_that_wait(self) -> list[str]:
-        """Return an array's waiting tasks, of which none may start after the running one has saved."""
+        """Return an array's waiting tasks, which must not start after the running one has saved."""
         tasks = {} if self.target.task or not self.saves else self.target.tasks
         waiting = [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
         return waiting if State.RUNNING in tasks.values() else []
@@ -75,7 +75,7 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
 
     Waiting jobs are cancelled before running ones; of one run the later launches and the later links of a
     chain first, each when those before it have ended: none starts where another ended. Jobs of different runs
-    are cancelled at once. A chain whose link is to save is ended after the scheduler has accepted that: if it
+    are cancelled at once. A chain that saves first is ended once the scheduler has accepted the signal: if it
     is refused, nothing is done.
     """
     decided = [_without_live_job(target) for target in targets]
@@ -177,7 +177,7 @@ def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
     jobs_of_tag: FoundJobs = {}
     is_known = True
     if growing:
-        # Also links whose claim, or the answer to whose submission, was lost.
+        # Also links without a claim, or whose submission was not answered.
         try:
             jobs_of_tag = scheduler.find(growing)
         except UserError:
@@ -189,12 +189,12 @@ def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
         known = [job_id for job_id in links.after_current if not links.jobs[job_id].state.is_final]
         ending.further = [*known, *(job for jobs in lost.values() for job in jobs)]
         if ending.is_ended_now and is_known and not ending.further and ending.target.state.is_final:
-            take_back_end(ending.directory)  # it was over before: nobody cancelled it
+            take_back_end(ending.directory)  # it had ended by itself
             ending.is_ended_now = False
 
 
 def _claim(launch: Launch, known: ChainJobs, lost: Mapping[int, str]) -> None:
-    """Record links whose claims are missing, so that their ends can be waited for and shown."""
+    """Record links without claims, so that their ends can be awaited and shown."""
     recorded = launch.links
     for link, job_id in {**lost, **dict(zip(known.numbers, known.jobs, strict=True))}.items():
         if link not in recorded:

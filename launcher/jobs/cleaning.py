@@ -21,7 +21,7 @@ from launcher.runs.trust import is_own
 from slipway.common.files import sync_path
 from slipway.common.node.checkpoints import progress, step_of
 
-# A name that our trainer passes over; it removes what has it, too.
+# Our trainer ignores such names, and removes them.
 _REMOVING = ".removing-"
 
 
@@ -35,7 +35,7 @@ class Checkpoint(NamedTuple):
 
 
 def require_idle(run_dir: Path) -> None:
-    """Raise UserError for a run of somebody else's, one behind a link, or one whose jobs may live."""
+    """Raise UserError for another user's run, one behind a link, or one whose jobs may live."""
     name = escape(display_path(run_dir))
     if run_dir.is_symlink() or not is_own(run_dir):
         what = "a link to a run" if run_dir.is_symlink() else "another user's run"
@@ -107,9 +107,9 @@ def size_of(path: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint, or a run: renamed first, so that nobody takes what is left of it for a whole.
+    """Remove a checkpoint, or a run: renamed first, so that a partial one is never used.
 
-    What an interrupted removal left beside it goes too.
+    Remains of an interrupted removal go too.
     """
     grave = Path(tempfile.mkdtemp(prefix=_REMOVING, dir=path.parent))
     path.rename(grave / path.name)

@@ -30,7 +30,7 @@ class Launch:
     """One launch of a run: its files and its manifest.
 
     `unanswered` says why the scheduler could not be asked for a job that the manifest does not know;
-    `warnings` of its submission name what was left out, and what may keep it waiting.
+    `warnings` of its submission name omitted options, and reasons why it may wait.
     """
 
     paths: LaunchPaths
@@ -120,13 +120,13 @@ class Launch:
 
 
 def read_launch(run_dir: Path, number: int) -> Launch:
-    """Read one launch from disk; no scheduler is asked; raise UserError if nothing tells of it."""
+    """Read one launch from disk; no scheduler is asked; raise UserError if it has no files."""
     manifest = find_manifest(run_dir / LAUNCHES / str(number))
     return Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, number), manifest)
 
 
 def require_launch(run_dir: Path, number: int | None) -> list[int]:
-    """Return the numbers of a run's launches; raise UserError if there is none, or not this one."""
+    """Return the numbers of a run's launches; raise UserError without launches, or without this one."""
     numbers = launch_numbers(run_dir)
     if not numbers or number not in (None, *numbers):
         which = f" {number}" if numbers else " yet"

@@ -35,7 +35,7 @@ class RunRef:
 
 
 def find_run(word: str, base_results_dir: Path) -> RunRef:
-    """Find a run, from any directory; raise UserError if there is none, or several of that name.
+    """Find a run, from any directory; raise UserError unless exactly one matches.
 
     A word is a path, else a name below the base, else a job's id, else a name in any known tree.
     """
@@ -157,7 +157,7 @@ def _below(word: str, trees: Iterable[Path]) -> list[Path]:
 
 
 def _named(word: str, launches: Sequence[Launch]) -> list[Path]:
-    """Return runs whose directory has the name, or else that were launched under it."""
+    """Return runs by the name of their directory, else by the name at launch."""
     by_directory = {launch.paths.run_dir for launch in launches if launch.paths.run_dir.name == word}
     by_manifest = {launch.paths.run_dir for launch in launches if launch.manifest.run == word}
     return sorted(by_directory or by_manifest)

@@ -19,7 +19,7 @@ from launcher.slurm.states import State, why_waiting
 from slipway.common.node.marks import cancelled_by, chain_end, read_attempts
 from slipway.supervisor.dependent_stages import read_stages
 
-# A launch that waits longer than this for its requeue does not count beside a newer one of its run.
+# A launch that waits longer than this for its requeue is superseded by a newer one of its run.
 _REQUEUE_SECONDS = 14 * 86400.0
 _WAITS_FOR_JOB = why_waiting("PENDING", "Dependency")
 
@@ -157,7 +157,7 @@ def _waits_silently(launch: Launch, status: JobStatus) -> bool:
 
 
 def _statuses(scheduler: Scheduler, tracked: Sequence[tuple[Launch, JobRef]]) -> list[JobStatus]:
-    """Ask for the statuses, and again for chains with a further link whose submission was not answered."""
+    """Ask for the statuses, and again for chains with a further link without an answer to its submission."""
     statuses = list(scheduler.statuses([ref for _, ref in tracked]))
     open_ended = [index for index, (_, ref) in enumerate(tracked) if may_go_on(ref, statuses[index])]
     jobs_of = scheduler.find([tracked[index][0].submission for index in open_ended]) if open_ended else {}
@@ -200,7 +200,7 @@ def current_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
 
 
 def _named_launches(refs: Sequence[RunRef]) -> dict[Path, list[int]]:
-    """Return the launches that are named of each run; an empty list stands for the whole run."""
+    """Return the launches named for each run; an empty list means the whole run."""
     named: dict[Path, list[int]] = {ref.run_dir: [] for ref in refs}
     whole = {ref.run_dir for ref in refs if ref.launch is None}
     for ref in refs:
@@ -265,7 +265,7 @@ def _is_cancelled_before(launch: Launch, state: State | None = None) -> bool:
 
 
 def _is_over(launch_dir: Path) -> bool:
-    """Return True if the marks alone tell that a job is over: a failed one may wait for its requeue."""
+    """Return True if the marks alone prove that a job is over: a failed one may wait for its requeue."""
     attempts = read_attempts(launch_dir)
     if not attempts or attempts[-1].task is not None:
         return False
@@ -288,7 +288,7 @@ def _current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
 def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     """Return the launches that a command line names, in its order, the newest of each run first.
 
-    A run stands for all launches that live or may live, else its newest; a launch only for itself. Raise
+    A run means all launches that live or may live, else its newest; a launch means itself. Raise
     UserError if a run has no such launch, or was never launched.
     """
     for ref in refs:

@@ -20,7 +20,7 @@ from slipway.common.node.checkpoints import LAST, MARKER, TRACKER, UNFINISHED, s
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """The checkpoints of a run: the step of the newest complete one, and what is wrong with others."""
+    """The checkpoints of a run: the step of the newest complete one, and the damage of others."""
 
     directory: str
     step: int | None = None
@@ -89,7 +89,7 @@ class DamagedCheckpoint:
         return Path(self.path).name
 
     def line(self) -> str:
-        """Return a sentence for people: the damage, and what the trainer did about it."""
+        """Return a sentence for people: the damage, and the trainer's response."""
         action = f"set aside as {self.moved_to}" if self.moved_to else "skipped"
         return f"the checkpoint {self.name} was damaged ({self.reason}), and was {action}"
 

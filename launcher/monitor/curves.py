@@ -162,7 +162,7 @@ class Curves:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens seen, as far as known; a point stands for the steps since the previous one."""
+        """Tokens seen, as far as known; a point counts for the steps since the previous one."""
         return sum(tokens for tokens, _ in self._spans()) or None
 
     @property
@@ -212,7 +212,7 @@ def smooth(
 
 
 def find_spikes(values: Sequence[float]) -> list[int]:
-    """Return the indices of spikes: the peaks of what stands far above the value before and a moving mean.
+    """Return the indices of spikes: peaks far above the value before and a moving mean.
 
     Far is a tenth of the mean, and eight times the mean distance between neighbours. For both means a value
     further above counts as one that is so far above. Between two spikes are at least `_MEMORY` values.

@@ -21,7 +21,7 @@ from slipway.common.files import names_in, read_json
 
 _NAME = re.compile(r"step-(\d{1,15})\.json", re.ASCII)
 _STDERR = "_stderr"
-# What tells the weights of two checkpoints apart, with the values of those that do not say it.
+# The identity of a checkpoint's weights, with defaults for checkpoints that do not record it.
 _WEIGHTS: Mapping[str, Any] = {"training": "", "serial": 0, "step": 0, "checksums": {}}
 # A task's most telling metrics, in this order; others are in the files.
 _MAIN = ("acc_norm", "acc", "exact_match", "f1", "word_perplexity", "perplexity")

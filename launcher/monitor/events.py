@@ -39,7 +39,7 @@ class Start:
 class HeldOut:
     """The held-out tokens: their number, and the entropy of their unigrams in nats per token.
 
-    With `has_sentinels` they are a T5's targets, a part of which marks spans and is no text.
+    With `has_sentinels` they are a T5's targets, where some tokens mark spans instead of text.
     """
 
     tokens: int | None
@@ -232,7 +232,7 @@ def read_head_and_tail(
 
 
 def last_line_with(stream: BinaryIO, words: bytes, before: int) -> list[Event]:
-    """Return the event of the last line with `words` before a byte; empty if there is none near."""
+    """Return the event of the last line with `words` before a byte; empty if none is near."""
     least, overlap = max(before - _SEARCH_BYTES, 0), len(words) - 1
     for start, block in blocks_back(stream, least, before, _BLOCK_BYTES, growth=4, overlap=overlap):
         if (place := block.rfind(words)) >= 0:

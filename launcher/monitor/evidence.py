@@ -62,7 +62,7 @@ class Evidence:
 
 # --- the files that a job writes
 
-# Beside its prefix.
+# The files of a data set, by its prefix.
 _SUFFIXES = (".bin", ".idx")
 # The record in the output of a conversion, which is there once the output is whole.
 _CONVERTED = "conversion.json"
@@ -82,7 +82,7 @@ def expected_outputs(config: Mapping[str, Any]) -> list[Path] | None:
     if not isinstance(prefix, str) or not isinstance(splits, dict | None):
         return None
     if preparation.get("phase") in ("fetch", "tokenize"):
-        return []  # what they write is removed when it is merged
+        return []  # merging removes their output
     prefixes = [f"{prefix}_{split}" for split in splits] if splits else [prefix]
     data = [Path(f"{name}{suffix}") for name in prefixes for suffix in _SUFFIXES]
     return [*data, Path(f"{prefix}.manifest.json")]
@@ -102,7 +102,7 @@ def _of_steps(pattern: object, steps: object, *below: str) -> list[Path] | None:
     return [path.joinpath(*below) for path in dict.fromkeys(paths)]
 
 
-# --- what a launch left behind
+# --- the files that a launch left
 
 _ERROR_LOG = "nemo_error_log.txt"
 _RANK_LOG = re.compile(r"nemo_log_globalrank-(\d+)_")
@@ -113,7 +113,7 @@ _ATTEMPT_BEGINS = "; rendezvous at "
 
 
 def gather(run_dir: Path, number: int | None = None) -> Evidence:
-    """Gather the evidence up to a launch (default: the current one); raise UserError if there is none."""
+    """Gather the evidence up to a launch (default: the current one); raise UserError without launches."""
     statuses = current_statuses([RunRef(run_dir)]) if number is None else []
     tracked = (statuses or poll([open_launch(run_dir, number)]))[0]
     launch = tracked.launch
@@ -128,7 +128,7 @@ def gather(run_dir: Path, number: int | None = None) -> Evidence:
     if launch.manifest.stage != "training":
         outputs = expected_outputs(config)
         if engine == "nemo" and outputs is not None:
-            # NeMo's scripts leave no record beside what they write.
+            # NeMo's scripts leave no record of their output.
             outputs = [path.parent for path in outputs]
         missing = [path for path in outputs or () if _is_empty(path)]
         return replace(evidence, outputs=outputs, missing_outputs=missing)
@@ -205,7 +205,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _SRUN = "srun: error: "
 # An exception at an interpreter's exit has no effect on the run.
 _HARMLESS_BEFORE = "Exception ignored in"
-# A training that was told to stop, and has saved.
+# A training that was asked to stop, and has saved.
 _HARMLESS_END = f"Exited with exit code {EXIT_INTERRUPTED}"
 PATTERNS: tuple[str, ...] = (
     _TRACEBACK,
@@ -224,7 +224,7 @@ PATTERNS: tuple[str, ...] = (
     _SRUN,
     "slurmstepd: error: ***",
 )
-# Words of which each pattern has one, and most blocks of a log none.
+# Each pattern contains one of these words; most blocks of a log contain none.
 _CUES = ("rror", _TRACEBACK, "Watchdog caught", "CUDA out", "Segmentation", "oom_kill", "oom-kill")
 # Our trainer stops at such a loss, and does not record it as a step.
 _DIVERGED = re.compile(r"the (?:training loss|validation loss|gradient norm) .* is -?(?:nan|inf).*")

@@ -115,7 +115,7 @@ class LinesView:
         print(escape(launch), flush=True)
 
     def __exit__(self, *exception: object) -> None:
-        """Leave what was printed."""
+        """Keep the printed lines."""
 
     def show(
         self, status: JobStatus, progress: Progress, new: Sequence[Event], *, is_over: bool = False

@@ -196,7 +196,7 @@ def _row(status: LaunchStatus, before: Launch | None) -> LaunchRow:
     attempts = launch.attempts
     first = attempts[0] if attempts else None
     several = len(attempts) > 1 or launch.is_chain
-    # Tasks of an array run at once, and their events cannot be told apart.
+    # Tasks of an array run at once, and their events cannot be separated.
     alone = len({attempt.job_id for attempt in attempts}) == 1 or launch.is_chain
     stretches = _stretches(attempts) if several and alone else []
     whole = _Stretch()
@@ -220,7 +220,7 @@ def _row(status: LaunchStatus, before: Launch | None) -> LaunchRow:
         started=first.started if first else None,
         changes=changes,
         damaged=damaged,
-        # A job without a verdict of its own is of an earlier version, or lost its node: its state is enough.
+        # A job without a verdict is of an earlier version, or lost its node: its state is enough.
         reading=_reading(launch, first, status) if not several and first and first.verdict else None,
     )
 

@@ -73,7 +73,7 @@ def next_log(launch: Launch, current: Path, extension: str = "out") -> Path:
 def rank_logs(launch: Launch, rank: int) -> list[Path]:
     """Return the logs that one rank's process wrote itself, the newest first.
 
-    NeMo's rank 0 moves what it finds at its start to ``run_0/``, ``run_1/``, ..., at times the log of a rank
+    At its start NeMo's rank 0 moves existing files to ``run_0/``, ``run_1/``, ..., at times the log of a rank
     that began before it.
     """
     name = f"nemo_log_globalrank-{rank}_*.txt"
@@ -190,8 +190,8 @@ def follow_log(
 ) -> JobStatus:
     """Write a log as it grows, until its job has ended and all of it was written.
 
-    `choose` returns the next file after the current one: each task of an array, and each link of a chain has
-    its own. `tell` writes messages about the log: what the job waits for, and that there is a newer launch.
+    `choose` returns the next file after the current one: arrays have one per task, chains one per link.
+    `tell` writes messages about the log: why the job waits, and that there is a newer launch.
     """
     last_messages: dict[str, str] = {}  # by their topics
 

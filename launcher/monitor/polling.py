@@ -1,4 +1,4 @@
-"""The status of launches, polled in a thread beside a display that must not wait for the answers."""
+"""The status of launches, polled in a thread so that a display need not wait for the answers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class StatusPoller(Generic[S]):
         self._answered = self._seen_live = time.monotonic()
 
     def snapshot(self) -> Snapshot[S]:
-        """Return what is known now; raise what the thread raised."""
+        """Return the latest statuses; raise the thread's exception."""
         if self._failure:
             raise self._failure
         newest = self._rows

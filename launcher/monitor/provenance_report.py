@@ -74,7 +74,7 @@ def finite(value: Any) -> Any:
 
 
 def difference_of(manifest: Manifest) -> Difference | None:
-    """Return the difference that a manifest has on record; ``None`` if it has none."""
+    """Return the difference that a manifest records, or ``None``."""
     record = manifest.differs or {}
     launch, changes = whole(record.get("launch"), 1), record.get("changes")
     if launch is None or not isinstance(changes, list):
@@ -155,7 +155,7 @@ def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
     ]
     known = [(name, value) for name, value in pairs if value != tables.UNKNOWN]
     names = ["", *(name for name, _ in known)]
-    # The name of a list stands before its first line only.
+    # Only the first line of a list has its name.
     return [("" if name == names[index] else name, value) for index, (name, value) in enumerate(known)]
 
 

@@ -234,7 +234,7 @@ class Segment:
     """The steps that a trainer computed after one start.
 
     `after_step` and `after_samples` are the steps completed before it, and the samples consumed by them.
-    `last` is the last step that is known to be completed, `after_step` if there is none.
+    `last` is the last step that is known to be completed, else `after_step`.
     """
 
     launch: Launch
@@ -258,7 +258,7 @@ def segments(launches: Iterable[Launch]) -> list[Segment]:
 
 
 def segment_with(step: int, parts: Sequence[Segment]) -> Segment | None:
-    """Return the segment whose step is that of the model as it is now.
+    """Return the segment whose step is that of the present model.
 
     A later trainer that went back to an earlier checkpoint makes the model forget the steps after it: the
     last segment that begins before the step counts, also where it has not come so far yet. One that completed

@@ -129,7 +129,7 @@ class StatusRow(LaunchStatus):
 
     @property
     def granted_limit(self) -> str | None:
-        """Slurm's time limit of the job, as ``[D-]HH:MM:SS``, where its mark tells of one."""
+        """Slurm's time limit of the job, as ``[D-]HH:MM:SS``, if its mark has one."""
         if self.launch is None or self.job_id is None:
             return None
         seconds = time_limit(self.launch.paths.directory, f"{self.job_id}.{self.restarts}")
@@ -217,7 +217,7 @@ _me = functools.cache(user)
 
 
 def _limit(asked: str | None, granted: str | None) -> str | None:
-    """Return the time limit that counts, and what was asked for where that was another."""
+    """Return the granted time limit, and the requested one if it differs."""
     if granted is None or asked is None:
         return granted or asked
     with contextlib.suppress(ValueError):

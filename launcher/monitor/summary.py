@@ -229,7 +229,7 @@ def draw_series(series: Sequence[Series], entropy: float | None, width: int, *, 
 
 
 def _legend(series: Sequence[Series], entropy: float | None, coloured: bool) -> str:
-    """Return the legend, which stands above the plot: within it, it would hide a part of the curves."""
+    """Return the legend, printed above the plot: inside, it would hide a part of the curves."""
     entries = [
         ("⠤⠤" if item.symbol == "braille" else item.symbol, item.colour, item.name)
         for item in series

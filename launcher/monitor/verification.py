@@ -216,7 +216,7 @@ _CHECKS: dict[str, Callable[[Evidence], Judgement]] = {
 _WRITING = ("ended well", "outputs exist", "no error of a rank")
 _BY_STAGE = {
     "training": tuple(name for name in _CHECKS if name != "outputs exist"),
-    "command": ("ended well", "no error of a rank"),  # what a command writes is the site's
+    "command": ("ended well", "no error of a rank"),  # a command's output is unknown
 }
 _SMOKE = ("ended well", "last step", "losses finite", "no error of a rank")
 

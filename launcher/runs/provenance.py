@@ -59,7 +59,7 @@ class Origin:
 def gather(code: Path, config_dirs: Sequence[Path], image: str | None) -> Origin:
     """Collect the origin of a launch; leave out what cannot be read.
 
-    Of `config_dirs` the first is recorded that is in a checkout of its own.
+    Of `config_dirs` the first in its own checkout is recorded.
     """
     ours = checkout_of(code)
     others = filter(None, map(checkout_of, config_dirs))
@@ -106,7 +106,7 @@ _GIT_SECONDS = 30.0  # the time limit of one git command
 _LARGEST_DIFF = 8 << 20
 _MOST_UNTRACKED = 1000
 
-# A diff for `git apply`, whatever the user's settings of git.
+# A diff for `git apply`, independent of the user's git settings.
 _PLAIN = ["--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/"]
 # In programs `name = value` may be anything, and a secret is a quoted string; elsewhere it is a setting.
 _PROGRAMS = (
@@ -124,7 +124,7 @@ _HEADINGS = ("diff --git ", "@@ ", "GIT binary patch")
 class Checkout:
     """The present state of a git checkout.
 
-    `dirty` is True if tracked files were changed since the commit, ``None`` if git could not tell. `diff` has
+    `dirty` is True if tracked files were changed since the commit, ``None`` if git did not answer. `diff` has
     the changes for `git apply`, after the names of untracked files; it is ``None`` without changes.
     """
 
@@ -135,7 +135,7 @@ class Checkout:
 
 
 def checkout_of(directory: Path) -> Checkout | None:
-    """Return the checkout that has `directory` among its files; ``None`` if there is none."""
+    """Return the checkout that has `directory` among its files, or ``None``."""
     if _git(directory, "ls-files", "--error-unmatch", ".") is None:
         return None
     lines = (_git(directory, "rev-parse", "--show-toplevel", "HEAD") or "").splitlines()
@@ -156,7 +156,7 @@ def _diff(top: Path, commit: str, untracked: list[str], dirty: bool) -> str:
     lines = [f"# {escape(str(top))}, as it differed from commit {commit}"]
     text = _bounded_diff(top) if dirty else ""
     if text is None:
-        lines.append(f"# the changes are not here: git could not tell them within {_GIT_SECONDS:.0f} s and")
+        lines.append(f"# the changes are missing: git did not print them within {_GIT_SECONDS:.0f} s and")
         lines.append(f"# {_LARGEST_DIFF >> 20} MiB")
     shown = _without_secrets(text or "")
     if shown != (text or ""):

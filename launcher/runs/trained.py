@@ -40,7 +40,7 @@ class TrainingLaunch:
 
 
 def node(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the keys of a node of a stored configuration, in which anything may stand."""
+    """Return a node of a stored configuration, which may hold any value."""
     value = config.get(name)
     return value if isinstance(value, Mapping) else {}
 
@@ -54,7 +54,7 @@ def checkpoints_of(config: Mapping[str, Any], paths: LaunchPaths) -> Path:
 
 
 class MarkedCheckpoint(NamedTuple):
-    """A checkpoint of our trainer's that has a marker: the time of the marker, and what it says."""
+    """A marked checkpoint of our trainer: the marker's time and content."""
 
     serial: int
     step: int
@@ -76,7 +76,7 @@ class MarkedCheckpoint(NamedTuple):
 
 
 def marked_checkpoint(path: Path) -> MarkedCheckpoint | None:
-    """Return the checkpoint of a directory; None without a marker, which an unfinished one lacks."""
+    """Return the checkpoint of a directory; None without the marker of a finished one."""
     with suppress(OSError, ValueError):
         content = read_json(path / MARKER, _LARGEST_MARKER)
         if (step := whole(content.get("step"), 0)) is not None:
@@ -92,7 +92,7 @@ def marked_checkpoints(directory: Path) -> list[MarkedCheckpoint]:
 
 
 def newest_training(path: Path) -> TrainingLaunch | None:
-    """Return the training of the run that a directory is, or lies in; None if there is none."""
+    """Return the newest training of the run that is, or contains, a directory; None without one."""
     path = path.absolute()
     above = (path, *path.parents[:_LEVELS])
     run_dir = next((directory for directory in above if (directory / LAUNCHES).is_dir()), path)

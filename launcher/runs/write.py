@@ -16,7 +16,7 @@ from slipway.common.files import sync_path, write_atomic
 
 
 def umask() -> int:
-    """Return the permissions that the user gives to nobody; reading them needs setting them."""
+    """Return the user's umask; reading it requires setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -156,7 +156,7 @@ def link_newest(paths: LaunchPaths, names: Iterable[str], logs: Iterable[Path]) 
     """Point the familiar names at the top of the run directory to the newest launch that became a job.
 
     They go through one link, ``newest``, so that they never show files of different launches. The links to
-    the logs of this launch, whose names are unique, stay.
+    the logs of this launch have unique names and stay.
     """
     for log in logs:
         link_atomic(paths.run_dir / log.name, log)

@@ -1,6 +1,6 @@
 """The job arrays of a sweep: planned, rendered and written, with a launch of each point.
 
-A sweep is one array, or as many as its points differ in what they ask Slurm for: an array is one request, so
+A sweep has one array for each distinct request to Slurm among its points: an array is one request, so
 only points with the same header can share it, and a site limits how many tasks it has.
 """
 
@@ -286,7 +286,7 @@ class ReadySweep:
 
 
 def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
-    """Plan the arrays, check what they need of this machine, and show each to Slurm; write nothing yet."""
+    """Plan the arrays, check them on this machine, and show each to Slurm; write nothing yet."""
     scheduler = SlurmScheduler(sweep.points[0].plan.slurm_conf)
     warnings = describe_ignored(scheduler.ignored_environment())
     largest = scheduler.largest_array()

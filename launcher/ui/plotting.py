@@ -52,7 +52,7 @@ def style_axes(axes: Any, title: str, subtitle: str) -> None:
     large, small = _fit_font_size(title, 15, _TITLE), _fit_font_size(subtitle, 9.5, _SUBTITLE)
     axes.set_title(title, loc="left", fontsize=large, fontweight="bold", color=INK, pad=24)
     below = axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=small, color=FAINT)
-    below.set_in_layout(False)  # a long one may stand above what is beside the axes
+    below.set_in_layout(False)  # a long one may be wider than the axes
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -116,7 +116,7 @@ class DataCounts:
 
 
 def read_counts(name: str, manifest: Mapping[str, Any]) -> DataCounts:
-    """Read a manifest; raise UserError if it is none of a data set."""
+    """Read a manifest; raise UserError if it is not a data set's."""
     try:
         counts = manifest["counts"]
         known = {int(start): int(number) for start, number in manifest["lengths"].items()}

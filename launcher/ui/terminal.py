@@ -56,7 +56,7 @@ class ChangedStream:
 
 
 class EscapedStream(ChangedStream):
-    """A text stream that escapes what is written to it."""
+    """A text stream that escapes written text."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream, escaped)
@@ -64,7 +64,7 @@ class EscapedStream(ChangedStream):
 
 @contextlib.contextmanager
 def escaped_streams() -> Iterator[None]:
-    """Escape control sequences in what is written to stdout and stderr."""
+    """Escape control sequences written to stdout and stderr."""
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast("TextIO", EscapedStream(unescaped(stream))) for stream in streams)
     try:
