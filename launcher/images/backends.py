@@ -85,14 +85,14 @@ def _has_runner() -> bool:
 
 
 def look_up(backend: str, source: Reference, access: Access) -> RemoteImage:
-    """Return what is known of an image; raise UserError with the nearest tags, or the login that was used."""
+    """Look an image up; raise UserError with the nearest tags, or the login that was used."""
     has_skopeo, refusal = tools.which("skopeo") is not None, None
     try:
         if has_skopeo:
             try:
                 return registry.look_up(source, access)
             except ToolError as error:
-                # Enroot has logins of its own, such as those that a command prints.
+                # Enroot has its own logins, such as those that a command prints.
                 if backend != ENROOT or error.why != REFUSED:
                     raise
                 refusal = error

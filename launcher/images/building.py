@@ -21,9 +21,9 @@ from launcher.images.scratch import locked, scratch_directory
 from launcher.images.store import RecipeOrigin, match_stored, stored
 from launcher.images.tools import NO_SPACE, ToolError
 
-# Where the kernel lets nobody mount an overlay, plain copies of the layers do: slower, and they always work.
+# Plain copies of the layers: slower, but they work where the kernel refuses overlay mounts.
 _PLAIN_STORAGE = {"STORAGE_DRIVER": "vfs"}
-# Without namespaces of its own, and without a runtime that would have to be installed.
+# Without new namespaces, and without a runtime that would have to be installed.
 _ISOLATION = {"BUILDAH_ISOLATION": "chroot"}
 _LOCAL_HOSTS = ("localhost", "127.0.0.1")
 # In the output of `podman info` and `buildah info`.
@@ -59,7 +59,7 @@ class Builder:
             os.environ.update(before)
 
     def command(self, recipe: Recipe, directory: Path, labels: dict[str, str], access: Access) -> list[str]:
-        """Return the command that builds a recipe, whose Dockerfile and context are in a directory."""
+        """Return the command that builds a recipe from a directory with its Dockerfile and context."""
         # Without --force-rm a build that fails leaves its containers, and their mounts.
         options = ["--format", "docker", "--force-rm"]
         # One layer for each instruction is a cache, and a full disk where each is a copy of all.
@@ -142,7 +142,7 @@ def build_recipe(
             path = context / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        # Beside the context, so that no instruction can copy it.
+        # Outside the context, so that no instruction can copy it.
         (scratch / "Dockerfile").write_text(recipe.dockerfile, encoding="utf-8")
         progress.step(f"building {recipe.image_name} with {builder.name}")
         try:
@@ -195,7 +195,7 @@ def build_into_store(
             return image
         program = find_builder(builder or recipe.config.builder)
         make_directory(target.parent)
-        # One process builds; the others wait, and find the image. Importing has a lock of its own.
+        # One process builds; the others wait, and find the image. Importing has its own lock.
         with locked(target.with_name(f"{target.name}.build"), wait_for) as lock:
             # Another may have made it meanwhile, also while this one looked for a builder.
             if (lock.waited or not options.force) and (image := built_before()) is not None:

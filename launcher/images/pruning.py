@@ -64,7 +64,7 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Im
 
 @dataclass(frozen=True, slots=True)
 class PruneDecision:
-    """Tells if an image is removed, and why."""
+    """A decision to keep or remove an image, and its reason."""
 
     entry: Stored
     remove: bool
@@ -75,7 +75,7 @@ class PruneDecision:
 class PruneRules:
     """The user's limits: an image made or launched fewer than `older_than` seconds ago stays.
 
-    Of the images that nobody needs those `keep` stay that were made or launched last.
+    Of the unneeded images the `keep` that were made or launched last stay.
     """
 
     keep: int = 0
@@ -84,7 +84,7 @@ class PruneRules:
 
 
 def parse_age(text: str) -> float:
-    """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds; raise UserError if it is none."""
+    """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds; raise UserError for other text."""
     match = re.fullmatch(r"([0-9]+)([mhdw])", text)
     if match is None:
         raise UserError(f"--older-than {escape(text)}: not an age", hint="an age is such as 30d, 12h or 2w")
@@ -99,7 +99,7 @@ def decide(
     unneeded = [entry for entry in entries if entry.path not in kept]
     unneeded.sort(key=lambda entry: _last_use(entry, uses), reverse=True)
     for entry in unneeded[: rules.keep]:
-        kept[entry.path] = f"one of the newest {rules.keep} that nobody needs"
+        kept[entry.path] = f"one of the newest {rules.keep} unneeded images"
     decisions = []
     for entry in entries:
         runs = [use.run for use in uses.get(entry.path.resolve(), ())]
@@ -117,7 +117,7 @@ def decide_leftovers(directory: Path, uses: Mapping[Path, Sequence[ImageUse]]) -
             continue
         if path.name[1:].startswith(f"{image.name}{PARTIAL_PREFIX}"):
             keep = is_locked(image)
-            why = "being imported just now" if keep else f"a part of {image.name}, whose import was ended"
+            why = "being imported just now" if keep else f"a part of {image.name}: its import was ended"
         else:
             runs = [use.run for use in uses.get(image.resolve(), ()) if use.is_live]
             keep = bool(runs)
@@ -138,7 +138,7 @@ def _image_of(hidden: Path) -> Path | None:
 def _reason_to_keep(
     entry: Stored, uses: Mapping[Path, Sequence[ImageUse]], rules: PruneRules, now: float
 ) -> str | None:
-    """Return why an image stays, whatever else there is; ``None`` if there is no reason."""
+    """Return why an image stays by itself, or ``None``."""
     launches = uses.get(entry.path.resolve(), ())
     live = [use.run for use in launches if use.is_live]
     if live:
@@ -236,7 +236,7 @@ class SkippedNode:
 def nodes_of(cluster: ClusterConfig) -> list[str]:
     """Return the nodes that take jobs, of those that the cluster's keys name."""
     command = ["sinfo", "--noheader", "--Node", "--responding", "--format=%N"]
-    # Beside a partition, which may be hidden, sinfo refuses --all.
+    # With a partition, which may be hidden, sinfo refuses --all.
     command += ["--all"] * (cluster.partition is None)
     for flag, value in (("partition", cluster.partition), ("nodes", cluster.nodelist)):
         command += [f"--{flag}={value}"] * (value is not None)

@@ -1,10 +1,10 @@
 """Recipes: a Dockerfile with all its values, the files that it copies, and the names of the image.
 
-The hash is of everything that decides what is in the image: the Dockerfile with its values, the files that
-are copied, the platform. Two recipes of one hash make the same image, so that a launch can tell by a file's
-name if it is built. Not in the hash are the commit and its changes, which are in the labels of a built image,
-nor our trainer's code, of which a launch brings its own copy: otherwise each change of ours would ask for a
-new image.
+The hash covers everything that determines the image's content: the Dockerfile with its values, the files
+that are copied, the platform. Two recipes of one hash make the same image, so that a launch recognizes a
+built one by its file's name. The hash leaves out the commit and its changes, which are in the labels of a
+built image, and our trainer's code, which a launch copies: otherwise each change of ours would need a new
+image.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class _Tree(StrictModel):
 class Recipe:
     """A recipe with all its values.
 
-    `name` and `flavor` are such as ``nemo`` and ``dev``; `hash` is the SHA-256 of all that decides what is in
-    the image, but for our trainer's code; `warnings` are printed whenever it is rendered or built.
+    `name` and `flavor` are such as ``nemo`` and ``dev``; `hash` is the SHA-256 of all that determines
+    the image, except our trainer's code; `warnings` are printed whenever it is rendered or built.
     """
 
     name: str
@@ -173,7 +173,7 @@ def read_recipe(
     config_dirs: tuple[Path, ...] = (),
     template_dir: Path | None = None,
 ) -> Recipe:
-    """Read a recipe, and render its Dockerfile; `flavor` wins over what the configuration says.
+    """Read a recipe, and render its Dockerfile; `flavor` overrides the configuration's.
 
     `config_dirs` and `template_dir` are trees of the user's own, read before ours. Raise UserError for a
     mistake in the configuration, in an override or in a template.
@@ -191,7 +191,7 @@ def read_recipe(
 
 
 def build_labels(config_dirs: tuple[Path, ...] = ()) -> dict[str, str]:
-    """Return labels for a build, beside those in the Dockerfile: the commit, and whether it was changed."""
+    """Return labels to add to the Dockerfile's: the commit, and whether it was changed."""
     labels = {"slipway.version": __version__}
     for prefix, directories in (("", (TEMPLATE_DIR,)), ("config.", config_dirs)):
         checkout = next(filter(None, map(checkout_of, directories)), None)
@@ -360,5 +360,5 @@ _FILTERS = {
     "text": quote_for_dockerfile,
     "pairs": _pairs,
     "gencode": _gencode,
-    "raw": RawShell,  # for constants of a template: what the build expands
+    "raw": RawShell,  # for constants of a template that the build expands
 }

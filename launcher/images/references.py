@@ -77,7 +77,7 @@ class Reference:
     # Its host and port, `docker.io` for Docker Hub; ``None`` for the other kinds.
     registry: str | None = None
     tag: str | None = None
-    # ``sha256:…``: the image itself, whatever its tag moves to.
+    # ``sha256:…``: the image itself, independent of its tag.
     digest: str | None = None
     # The user of the registry, such as ``$oauthtoken``; the password is in a credentials file.
     user: str | None = None
@@ -86,7 +86,7 @@ class Reference:
     def parse(cls, text: str, key: str | None = None) -> Reference:
         """Parse an image's name in any of its forms; `key` is the configuration's, for the message.
 
-        Raise UserError if it is none of the forms; a password in it is not shown.
+        Raise UserError for other forms; a password in it is not shown.
         """
         return _Parser(text, key).parse()
 
@@ -128,7 +128,7 @@ class Reference:
 
     @property
     def for_build(self) -> str:
-        """The name as in a Dockerfile's FROM: registry, name, tag and digest, whatever the kind."""
+        """The name as in a Dockerfile's FROM: registry, name, tag and digest, for every kind."""
         name = f"{self.registry}/{self.name}" if self.registry else self.name
         # A digest decides; skopeo does not read a tag as well.
         return f"{name}@{self.digest}" if self.digest else self._tagged(name)
@@ -307,7 +307,7 @@ class _Parser:
 
 
 def contents_of_reference(reference: Reference) -> Contents | None:
-    """Return what is known of an image by its name; ``None`` for an image that is not NVIDIA's."""
+    """Return an NVIDIA image's contents by its name; ``None`` for other images."""
     if reference.kind is Kind.SQUASHFS:
         return contents_by_file_name(reference.path.name)
     return contents_of(reference.registry, reference.name, reference.tag, reference.digest)

@@ -1,4 +1,4 @@
-"""Images that users name: the file that `container` or a word stands for, and what is known to be in it."""
+"""Images that users name: the file that `container` or a word means, and its known contents."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ ResolvedImage = RecipeImage | ReferenceImage
 def resolve_container(
     text: str, images_dir: str, config_dirs: tuple[Path, ...] = (), template_dir: Path | None = None
 ) -> ResolvedImage:
-    """Return the image that a `container` stands for; no file is read yet."""
+    """Return the image that a `container` means; no file is read yet."""
     named = recipe_and_flavor(text)
     if named is not None:
         return RecipeImage(text, images_dir, *named, config_dirs, template_dir)
@@ -125,7 +125,7 @@ def cached_recipe(
 
 
 def recorded_digest(image: str | None) -> str | None:
-    """Return the digest in the record beside an image that is a file, if the record is of this file."""
+    """Return the digest in the record of an image file, if it is the record of this file."""
     if image is None or not image.startswith("/"):
         return None
     record = read_sidecar(Path(image), exact=True)
@@ -181,7 +181,7 @@ def _locate_recipe(store: Path, recipe: Recipe) -> Path:
 
 
 def contents_of_recipe(recipe: Recipe) -> Contents:
-    """Return what is known of a recipe's image: its base's contents, and the packages that it adds."""
+    """Return the contents of a recipe's image: its base's, and the packages that it adds."""
     contents = contents_of_reference(recipe.base) or Contents(f"the recipe {recipe.name}")
     cores = [match[1] for line in recipe.config.python_packages if (match := _CORE.fullmatch(line))]
     # Templates install it by itself, after all else.
@@ -190,7 +190,7 @@ def contents_of_recipe(recipe: Recipe) -> Contents:
 
 
 def contents_of_file(path: Path) -> Contents | None:
-    """Return what the record beside a squashfs says of its contents, or else the name of its file."""
+    """Return the contents of a squashfs by its record, or else by its file's name."""
     record = read_sidecar(path, exact=True)
     contents = (_contents_of_record(record) if record else None) or contents_by_file_name(path.name)
     if record is None or record.installed is None:

@@ -51,7 +51,7 @@ _COMPRESSORS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 # A line of `unsquashfs -lln -d ''` about a regular file.
 _REGULAR_FILE = re.compile(rb"-[-rwxsStT]{9} \d+/\d+ +(\d+) \d{4}-\d\d-\d\d \d\d:\d\d /")
 _CHUNK_BYTES = 1 << 22
-# unsquashfs exits with 2 for what it could not set on the files that it wrote, such as owners.
+# unsquashfs exits with 2 if it could not set attributes of written files, such as owners.
 _FATAL = 1
 _QUOTED_LETTERS = 400
 

@@ -104,7 +104,7 @@ def run(
     on_tick: Callable[[int], None] | None = None,
     keep: Sequence[int] = (),
 ) -> str:
-    r"""Run a program to its end in a process group of its own, and return what it wrote to stdout.
+    r"""Run a program to its end in a new process group, and return what it wrote to stdout.
 
     Any exception here ends the program and all that it started; so does the end of this process, if
     ``setpriv`` (util-linux) is installed. Raise ToolError if it fails: ``cannot DOING``, with its last lines
@@ -203,7 +203,7 @@ def proc_number(path: Path, name: str) -> int:
 
 @contextmanager
 def ending_cleanly() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into `SystemExit` meanwhile, so that what was begun is cleaned up first."""
+    """Turn SIGTERM and SIGHUP into `SystemExit` meanwhile, so that unfinished work is cleaned up first."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals arrive elsewhere
         return
@@ -261,7 +261,7 @@ class ToolError(UserError):
         self.why = why
 
 
-# The first match decides: a full disk hides behind many other messages, and so does a lack of rights.
+# The first match decides: a full disk hides behind many other messages, and so do missing permissions.
 _RULES = (
     (
         r"no space left on device|disk quota exceeded|\bENOSPC\b|\bEDQUOT\b",

@@ -47,7 +47,7 @@ class DaemonStarter:
         """Start a daemon that stays in the foreground, detached from the terminal; wait until it is ready.
 
         No daemon depends on the machine's name, nor on whether it resolves: each sees the name `host` and the
-        sandbox's hosts file. `mounts` are further files, and what the daemon sees them in place of.
+        sandbox's hosts file. `mounts` maps further files to the paths that they replace for the daemon.
         """
         self.reporter.step(f"starting {name}")
         paths = self.paths
@@ -58,7 +58,7 @@ class DaemonStarter:
         pid = os.posix_spawn(
             program("env"),
             ["env", "--chdir=/", *words],
-            # None of the user's variables: what a job sees of them comes with the submission.
+            # None of the user's variables: a job gets them with its submission.
             {
                 "PATH": search_path(),
                 "SLURM_CONF": str(paths.slurm_conf),
@@ -132,7 +132,7 @@ def write_files(record: SandboxRecord) -> None:
     nodes = [paths.spool / name for name in options.node_names]
     for folder in (paths.etc, paths.logs, paths.run, paths.devices, paths.controller_state, *nodes):
         folder.mkdir(parents=True)
-    # munged insists on a folder that nobody else can write to.
+    # munged requires a folder that no other user can write to.
     paths.munge.mkdir(mode=0o755)
     _write_secret(paths.munge_key, os.urandom(1024))
     for index in range(options.gpus):

@@ -83,7 +83,7 @@ class Gpu(NamedTuple):
 
 
 def gpu_from(name: str, row: Mapping[str, Any]) -> Gpu:
-    """Return the GPU of a row of the table, whose values are valid."""
+    """Return the GPU of a valid row of the table."""
     nic = row.get("nic_gbit_s")
     capability = row.get("capability")
     return Gpu(
@@ -106,7 +106,7 @@ def with_site(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Gpu]:
     Raises
     ------
     MissingFigures
-        If a GPU that is not in the table lacks what every row needs.
+        If a GPU outside the table has no value for a required column.
     """
     gpus = {}
     for name, row in rows.items():
@@ -124,7 +124,7 @@ def with_site(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Gpu]:
 
 
 class MissingFigures(Exception):
-    """A GPU of a site that lacks figures which every estimate needs."""
+    """A site's GPU without figures that every estimate needs."""
 
     def __init__(self, name: str, keys: list[str]) -> None:
         super().__init__(name)

@@ -222,7 +222,7 @@ def test_a_colleagues_file_in_a_sticky_directory_is_refused_before_the_import(
     remote = RemoteImage("sha256:0", 1, 1, ImageConfig())
     monkeypatch.setattr(backends, "look_up", lambda *_: remote)
     monkeypatch.setattr(backends, "make_squashfs", lambda *_: pytest.fail("it was imported"))
-    with pytest.raises(UserError, match="sticky bit, where nobody else replaces it") as raised:
+    with pytest.raises(UserError, match="sticky bit, where only its owner can replace it") as raised:
         import_image(Reference.parse("a.b#c:1"), images / "x.sqsh")
     assert str(images / name) in str(raised.value) and "images_dir=DIR" in str(raised.value)
     assert [path.name for path in images.iterdir()] == [name]
