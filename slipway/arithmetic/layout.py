@@ -55,8 +55,8 @@ class ParallelConfig(NamedTuple):
     def rampup_multiple(self, nodes: int) -> int:
         """Return the number that divides each batch of a ramp-up.
 
-        megatron/core/num_microbatches_calculator.py, RampupBatchsizeNumMicroBatchesCalculator: samples of one pass
-        over the ranks. With virtual stages the micro batches of every batch come in groups.
+        megatron/core/num_microbatches_calculator.py, RampupBatchsizeNumMicroBatchesCalculator: one pass over
+        the ranks takes this many samples. With virtual stages a batch's micro batches come in groups.
         """
         return self.micro * self.data(nodes) * (self.group if self.is_interleaved else 1)
 

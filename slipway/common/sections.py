@@ -32,7 +32,7 @@ class Rule:
     Attributes
     ----------
     read
-        Turns what may be written into what the type takes, or raises ValueError with what was expected.
+        Converts a written value to the type's, or raises ValueError with the valid values.
     write
         The inverse, where the two differ.
     ge
@@ -301,7 +301,7 @@ class Filter(Section):
 class MinHash(Section):
     """The near duplicates that are dropped: see datatrove's `MinhashConfig`.
 
-    `language` is the code of a language whose words datatrove's tokenizer shall find; None takes what stands
+    `language` is the code of a language whose words datatrove's tokenizer shall find; None takes the text
     between spaces.
     """
 

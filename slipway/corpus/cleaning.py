@@ -103,7 +103,7 @@ class Cleaner:
 class DropCounts:
     """Numbers of dropped documents by reason, with samples.
 
-    The samples of a reason are those documents whose place has the lowest hash: they do not depend on how
+    The samples of a reason are the documents with the lowest hashes of places: they do not depend on how
     the documents were divided among tasks, nor on the order of `add` and `merge`.
     """
 
@@ -121,7 +121,7 @@ class DropCounts:
         file, offset
             Place of the document.
         more
-            What a sample shall say besides; a `text` is cut to 200 characters.
+            Further fields of a sample; a `text` is cut to 200 characters.
         """
         self.counts[reason] += 1
         rank = hashlib.blake2b(f"{reason} {file} {offset}".encode(), digest_size=8).hexdigest()
@@ -223,7 +223,7 @@ def load_words(key: str, language: str) -> Any:
     Raises
     ------
     UserError
-        If datatrove has none, or its library is missing.
+        If datatrove has no tokenizer for it, or its library is missing.
     """
     words = load_datatrove("utils.word_tokenizers")
     try:
@@ -250,7 +250,7 @@ def _checked(entry: Filter, kind: Any, has_model: bool) -> dict[str, Any]:
     options = {}
     for name, value in entry.options.items():
         if name not in valid:
-            known = f"valid are {', '.join(valid)}" if valid else "it has none"
+            known = f"valid are {', '.join(valid)}" if valid else "it has no options"
             raise UserError(f"{key}.{name}: unknown option; {known}{suggest(name, valid)}")
         options[name] = str(value) if name == _MODEL else _value(f"{key}.{name}", value, parameters[name])
     for name, parameter in parameters.items():

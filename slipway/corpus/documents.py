@@ -1,4 +1,4 @@
-"""Documents, and the records that are none: what the bytes of a source hold."""
+"""Documents, and bad records: the content of a source's bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Document:
     Attributes
     ----------
     text
-        Empty, or of white space alone, if the source has none; such a document is dropped.
+        Empty, or of white space alone, if the source has no text; such a document is dropped.
     file
         Number of the source file.
     offset
@@ -86,7 +86,7 @@ def too_large(file: SourceFile, offset: int) -> BadRecord:
 
 
 def damaged(file: SourceFile, offset: int, what: str | None = None) -> BadRecord:
-    """Return the loss of the rest of a file, whose compression, or else `what`, is broken."""
+    """Return the loss of the rest of a file, due to broken compression or `what`."""
     reason = f"damaged {what or file.compression} data: the rest of the file is not read"
     return BadRecord(file.number, offset, reason, is_loss=True)
 

@@ -57,7 +57,7 @@ class Duplicates:
     are_exact: npt.NDArray[np.bool_]
 
     def count(self, drops: DropCounts, place: Callable[[int], tuple[int, int]]) -> None:
-        """Count the documents as dropped; `place` tells source file and offset of a document."""
+        """Count the documents as dropped; `place` maps a document to its source file and offset."""
         for number, original, is_exact in zip(self.numbers, self.originals, self.are_exact, strict=True):
             file, offset = place(int(original))
             reason = EXACT if is_exact else NEAR

@@ -73,7 +73,7 @@ class FastEncoder:
             raise UnsupportedError(str(error)) from None
 
     def start(self, key: str) -> None:
-        """Begin a unit, whose content `key` identifies: the sample follows from it."""
+        """Begin a unit; its content's `key` determines the sample."""
         self._draw = random.Random(key)
         self._until_sample = 0
 
@@ -134,8 +134,8 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
 def _unassigned() -> npt.NDArray[np.bool_]:
     """Return by code point whether the reference's edition of Unicode, or Python's, does not assign it.
 
-    The reference reads Unicode's tables in several of its libraries, of which the regular expressions' can be
-    asked; Python's are as a rule older than all of them.
+    The reference reads Unicode's tables in several of its libraries, but only the regular expressions' can
+    be asked; Python's are as a rule older than all of them.
     """
     from tokenizers import Regex, pre_tokenizers
 

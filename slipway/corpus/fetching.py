@@ -104,7 +104,7 @@ def fetch_all(
     downloads
         Each address once.
     directory
-        Made if it does not exist. What is complete there is verified and used again.
+        Made if it does not exist. Complete files there are verified and used again.
     progress
         Takes received bytes, and lines to say.
     policy, timeout
@@ -225,7 +225,7 @@ class _Transfer:
                     self.part.unlink()
 
     def _complete(self) -> Fetched | None:
-        """Return the file of an earlier run if it still is what was received."""
+        """Return the file of an earlier run if it is unchanged."""
         if self.state is None or self.state.sha256 is None or not self.path.is_file():
             return None
         known = Fetched(self.path, self.path.stat().st_size, sha256_of(self.path))
@@ -327,7 +327,7 @@ class _Transfer:
             body.close()
             raise ChangedError(change or f"byte {start:,} was requested, and byte {body.start:,} came")
         if body.start:
-            # A partial response need not name again what the client knows.
+            # A partial response need not repeat the client's version.
             version = Version(
                 body.version.size or known.size,
                 body.version.etag or known.etag,
@@ -437,6 +437,6 @@ class _Transfer:
         needs = "" if missing is None else f"{missing:,} bytes are still to come, "
         return (
             f"{self.remote.name}: the disk of {self.part.parent} is full: {needs}{free:,} bytes are free. "
-            "What was received is kept: make space and run it again, or set data_preparation.work_dir to a "
+            "Received bytes are kept: make space and run it again, or set data_preparation.work_dir to a "
             "directory on a larger disk"
         )

@@ -27,7 +27,7 @@ _SHOWN = 5
 
 
 def read_manifest(prefix: Path) -> dict[str, Any] | None:
-    """Return the manifest beside the data; None if there is none that can be read."""
+    """Return the manifest of a data set; None if it is missing or cannot be read."""
     try:
         manifest = json.loads(manifest_path(prefix).read_bytes())
     except (OSError, ValueError):
@@ -37,7 +37,7 @@ def read_manifest(prefix: Path) -> dict[str, Any] | None:
 
 
 def is_complete(plan: Plan) -> bool:
-    """Return True if the outputs of this plan are there, with the sizes that the manifest tells.
+    """Return True if the outputs of this plan are there, with the manifest's sizes.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def _differences(plan: Plan, manifest: dict[str, Any]) -> list[str]:
 
 
 def published_key(plan: Plan) -> Path:
-    """Return the file with the key of the plan whose outputs are being renamed; a kill may leave some."""
+    """Return the file that holds a plan's key while its outputs are renamed; a kill may leave some."""
     return plan.preparation.units_dir / "publishing"
 
 
@@ -189,4 +189,4 @@ def _split_counts(plan: Plan, manifest: dict[str, Any]) -> Iterator[str]:
     documents = {entry["path"]: entry.get("documents") for entry in manifest["outputs"]}
     for split in plan.preparation.splits or ():
         count = documents[f"{plan.preparation.prefix_of(split).name}.bin"]
-        yield f"{split} {count:,}" if count else f"{split} has none"
+        yield f"{split} {count:,}" if count else f"{split} is empty"

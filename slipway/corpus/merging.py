@@ -26,7 +26,7 @@ from slipway.corpus.shards import ShardPaths, abandoned, token_type, unfinished,
 from slipway.corpus.tokenizing import check_bad
 
 _CHUNK = 1 << 22
-# Documents whose lengths are in memory at a time.
+# Number of documents' lengths in memory at a time.
 _DOCUMENTS = 1 << 20
 _DROPPED, _NONE = -1, -2
 
@@ -271,7 +271,7 @@ class Output:
 
 
 class _HashedFile:
-    """File for writing whose size and SHA-256 are known at the end."""
+    """File for writing that returns its size and SHA-256 at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.size = path, 0
@@ -294,7 +294,7 @@ class _HashedFile:
         self._stream.close()
 
     def discard(self) -> None:
-        # What a full disk does not take is not wanted either.
+        # A failed flush to a full disk does not matter.
         with contextlib.suppress(OSError):
             self._stream.close()
         self.path.unlink(missing_ok=True)

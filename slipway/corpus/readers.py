@@ -1,4 +1,4 @@
-"""Readers of source files: documents, and the records that are none, in the order of the file.
+"""Readers of source files: documents and bad records, in the order of the file.
 
 All of them stream: a file is never in memory as a whole but a text file, which is one document.
 """
@@ -33,10 +33,10 @@ from slipway.corpus.wikitext import plain_text
 _LONGEST_LINE = 1 << 26
 # Rows that are read together, and the bytes that they may have if each is as large as its column.
 _ROWS, _ROWS_BYTES = 256, 1 << 28
-# What a row counts for besides its text.
+# A row's size besides its text.
 _ROW_BYTES = 16
 _PART = 1 << 20
-# Begins and ends of elements within a page, each of which is held in memory.
+# Begins and ends of elements within a page; each is held in memory.
 _PAGE_EVENTS = 1 << 21
 _TEXT_TYPES = ("string", "large_string", "string_view")
 
@@ -47,7 +47,7 @@ def read(piece: Piece, file: SourceFile, leave_out: LeaveOut = lambda entry: Non
     Parameters
     ----------
     piece, file
-        What is read.
+        The bytes to read, and their file.
     leave_out
         Called with each member of a tar shard that is not read.
 
@@ -166,7 +166,7 @@ def _open_parquet(path: Path, name: str) -> Any:
     except ImportError:
         raise missing_library("pyarrow", f"reading {name}") from None
     try:
-        # Without a buffer of its own, it would read the column of a whole row group at once.
+        # Without a buffer it would read the column of a whole row group at once.
         return parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(

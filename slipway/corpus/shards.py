@@ -29,7 +29,7 @@ from slipway.common.files import sync_path, write_atomic
 ORIGIN = np.dtype([("file", "<u4"), ("offset", "<u8")])
 assert ORIGIN.itemsize == indexed.ORIGIN.size
 HASH_BYTES = 16
-# Documents whose index is written at a time.
+# Documents per write of an index.
 _DOCUMENTS = 1 << 20
 _CODES = {name: code for code, (name, _) in indexed.TOKEN_TYPES.items()}
 
@@ -79,7 +79,7 @@ class ShardPaths:
 
 
 class ShardWriter:
-    """Writer of a shard in a directory of its own; `publish` renames the files.
+    """Writer of a shard in its own directory; `publish` renames the files.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class ShardWriter:
         for stream in self._open.values():
             stream.flush()
             os.fsync(stream.fileno())
-        # A shard of another key: without its .json it is none.
+        # A shard of another key is invalid without its .json.
         self._paths.path(".json").unlink(missing_ok=True)
         for part in self._directory.iterdir():
             part.replace(self._paths.path(part.name))

@@ -123,7 +123,7 @@ def collect(preparation: Preparation, policy: Policy | None = None) -> list[Sour
 
 
 def discover(preparation: Preparation, left_out: list[LeftOut] | None = None) -> list[Source]:
-    """Return the sources in their final order, of which none was read yet.
+    """Return the sources in their final order; none has been read.
 
     Parameters
     ----------
@@ -148,8 +148,8 @@ def discover(preparation: Preparation, left_out: list[LeftOut] | None = None) ->
             same = found.setdefault(source.identity, source)
             if same.place != source.place and not isinstance(source.place, Path):
                 raise UserError(
-                    f"inputs: {source.name}: two addresses differ only in what is kept secret here; name "
-                    "one of them"
+                    f"inputs: {source.name}: two addresses differ only in a part that is kept secret here; "
+                    "name one of them"
                 )
             former = same.entry
             if (former.format, former.text_key) != (entry.format, entry.text_key):
@@ -298,14 +298,14 @@ def _parts_of(pattern: str) -> list[str]:
     parts = pattern.split("/")
     if any("**" in part and part != "**" for part in parts) or not all(parts):
         raise UserError(
-            f"pattern={pattern!r}: expected a glob for names of files, such as *.jsonl; `**` stands alone, "
+            f"pattern={pattern!r}: expected a glob for names of files, such as *.jsonl; `**` is one component, "
             "and it is relative"
         )
     return ["**", *parts]
 
 
 def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Return True if the components of a path match those of a glob, of which `**` is any number."""
+    """Return True if the components of a path match those of a glob, where `**` is any number."""
     if not patterns:
         return not parts
     if patterns[0] == "**":
@@ -326,7 +326,7 @@ def _limited(sources: Sequence[Source], max_files: int | None, max_bytes: int | 
 
 
 def _size(source: Source) -> int:
-    """Return the size of a source, for which a web server is asked; 0 if it does not tell."""
+    """Return the size of a source, asking a web server if needed; 0 if it is unknown."""
     if source.size is not None or isinstance(source.place, Path):
         return source.size or 0
     try:

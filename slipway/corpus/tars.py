@@ -59,7 +59,7 @@ def read_tar(file: SourceFile, leave_out: LeaveOut) -> Iterator[Record]:
             # Zeros end an archive: those in place of a header, too, and those of archives that were joined.
             end: Any = archive.fileobj
             if any(part.strip(b"\0") for part in iter(lambda: end.read(tarfile.RECORDSIZE), b"")):
-                reason = "damaged tar data, or archives that were joined: what is behind the end is not read"
+                reason = "damaged tar data, or archives that were joined: bytes after the end are not read"
                 yield BadRecord(file.number, following, reason, is_loss=True)
     except (DamagedError, tarfile.TarError):
         yield damaged(file, following, "tar")
@@ -87,7 +87,7 @@ class _Member:
 def _read_sample(
     members: Iterable[_Member], file: SourceFile, parse: Parser, leave_out: LeaveOut
 ) -> Iterator[Record]:
-    """Yield the texts of a sample; ``NAME.0.txt``, ``NAME.1.txt``, ... are one, ``*.json`` is beside them."""
+    """Yield the texts of a sample; ``NAME.0.txt``, ``NAME.1.txt``, ... are one, ``*.json`` goes with them."""
     name, has_text, first = None, False, 0
     parts: list[tuple[int, bytes | bytearray]] = []
     objects: list[_Member] = []
@@ -109,7 +109,7 @@ def _read_sample(
             yield decoded(member.content, file, member.number)
     if parts:
         contents = [content for _, content in sorted(parts, key=lambda part: part[0])]
-        # A pointer is none of the others' text.
+        # A pointer is not part of the others' text.
         yield decoded(next(filter(pointer, contents), b"\n\n".join(contents)), file, first)
     for member in objects:
         if parts or has_text:

@@ -119,7 +119,7 @@ def describe(preparation: Preparation) -> TokenizerFiles:
     Raises
     ------
     UserError
-        If there is none, or it is malformed.
+        If it is missing or malformed.
     """
     paths = _present(preparation)
     if not paths:
@@ -200,7 +200,7 @@ def open_decoder(paths: Sequence[Path]) -> Decoder:
     Raises
     ------
     UserError
-        If there is none, it cannot be read, or its library is missing.
+        If it or its library is missing, or it cannot be read.
     """
     files = [file for path in paths for file in (files_in(path) if path.is_dir() else [path])]
     kind = kind_of(files) if len(files) in (1, 2) and all(map(Path.is_file, files)) else None
@@ -232,7 +232,7 @@ def files_in(directory: Path) -> tuple[Path, ...]:
 
 
 def kind_of(paths: Sequence[Path]) -> str:
-    """Return the kind of a tokenizer: two files are GPT-2's, of one the content tells."""
+    """Return the kind of a tokenizer: two files are GPT-2's, one is read."""
     if len(paths) == 2:
         return "gpt2"
     with paths[0].open("rb") as stream:
@@ -261,7 +261,7 @@ def _present(preparation: Preparation) -> tuple[Path, ...]:
 def _fetch(
     preparation: Preparation, wanted: Sequence[tuple[str, str | None, str | None]], policy: Policy | None
 ) -> None:
-    """Fetch files into `tokenizer_dir`, given URL, SHA-256 and name; the content tells the name if None."""
+    """Fetch files into `tokenizer_dir`, given URL, SHA-256 and name; the content decides a missing name."""
     directory = preparation.tokenizer_dir
     if all(_is_there(directory, name, sha256) for _, sha256, name in wanted):
         return
@@ -297,7 +297,7 @@ def _is_there(directory: Path, name: str | None, sha256: str | None) -> bool:
 
 
 def _write_config(directory: Path, end: str | None) -> None:
-    """Name the end-of-document token as Hugging Face does, so that the trainer finds it beside the file."""
+    """Name the end-of-document token as Hugging Face does, so that the trainer finds it with the file."""
     path = directory / "tokenizer_config.json"
     if not path.exists():
         ids = load_fast(directory / FAST).get_vocab(with_added_tokens=True)
@@ -333,7 +333,7 @@ def _of_fast(path: Path, end: str | None) -> tuple[int, int]:
 
 
 def _end_token(path: Path, ids: dict[str, int], end: str | None) -> str:
-    """Return the token that ends a document: of the configuration, of the file beside, or a common one."""
+    """Return the token that ends a document: of the configuration, the file next to it, or a common one."""
     stated = end or _stated_end(path.with_name("tokenizer_config.json"))
     if stated is not None:
         if stated not in ids:
@@ -436,7 +436,7 @@ def _sample(files: Sequence[SourceFile], on_error: str) -> Iterator[str]:
     Raises
     ------
     UserError
-        If there is none: a tokenizer of bare bytes would stay there for all that follows.
+        Without text: a tokenizer of bare bytes would be kept for all later runs.
     """
     total = 0
     first: BadRecord | None = None

@@ -1,4 +1,4 @@
-"""The phase `tokenize`: units become shards; what is done is not done again."""
+"""The phase `tokenize`: units become shards; finished ones are kept."""
 
 from __future__ import annotations
 

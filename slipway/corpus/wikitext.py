@@ -13,7 +13,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 
-# Anybody may have written a page: each pattern takes a time that grows as the text, whatever is not closed.
+# Anybody may have written a page: each pattern takes linear time, also for unclosed elements.
 _COMMENTS = re.compile(r"<!--.*?-->", re.DOTALL)
 _ELEMENT = re.compile(
     r"<(/?)(ref|math|gallery|timeline|syntaxhighlight|source|score|imagemap|templatestyles|chem|hiero)\b"
@@ -71,7 +71,7 @@ def plain_text(markup: str) -> str:
 
 
 def _without_elements(text: str) -> str:
-    """Leave out the elements whose content is no text, each up to the first end of its name."""
+    """Leave out the elements without text content, each up to the first end of its name."""
     tags = list(_ELEMENT.finditer(text))
     ends = defaultdict(list)
     for tag in tags:

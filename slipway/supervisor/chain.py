@@ -1,4 +1,4 @@
-"""The decisions of a chain of jobs: a state machine that asks nobody; `Link` carries them out.
+"""The decisions of a chain of jobs: a pure state machine; `Link` carries them out.
 
 A link that has begun is in one of three states, and two events move it::
 
@@ -11,7 +11,7 @@ A link that has begun is in one of three states, and two events move it::
             the link before was done, stopped or cancelled
 
 The successor is submitted when a link begins, so that a node that dies does not end the chain, and only where
-there is none.
+it is missing.
 
 A failure is a link that ended without a newer checkpoint than it began with. Links that were preempted or
 requeued do not count. A newer checkpoint forgives all failures before it.
@@ -112,7 +112,7 @@ class Transition(NamedTuple):
 def look_back(
     settings: ChainSettings, link: int, before: Optional[Before], has_successor: bool
 ) -> Transition:
-    """Decide what a link does when it begins; `before` is ``None`` for the first link."""
+    """Decide the action of a link that begins; `before` is ``None`` for the first link."""
     if before is None:
         return Transition(Phase.RUNS, 0, None, _submits(settings, link, has_successor))
     ending = before.ending

@@ -41,7 +41,7 @@ def record_digest(job: Job, container: ContainerSettings, signals: Signals) -> N
 
 
 def recorded(image: str) -> Dict[str, str]:
-    """Return the ``digest`` and ``sha256`` that the record beside an image tells of the file as it is."""
+    """Return the ``digest`` and ``sha256`` in an image's record, if it is of the present file."""
     try:
         state = os.stat(image)
         with open(image + ".json") as stream:
@@ -78,7 +78,7 @@ def stage(job: Job, container: ContainerSettings, on_each_node: Sequence[str], s
     Raises
     ------
     Signalled
-        If the job was told to end meanwhile.
+        If the job was signalled meanwhile.
     """
     image = container.image
     copies = f"{container.stage_to}/slipway-{os.getuid()}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Rules of ends that the program itself knows more of.
 _UNEXPLAINED = ("mistake", "failed")
-# Lines of NeMo and Megatron-LM when they save and leave because they were told to, or by their own limit.
+# Lines of NeMo and Megatron-LM when they save and leave because of a signal, or at their own limit.
 _SAVED_AND_LEFT = (
     r"Received SIGTERM, saving checkpoint|Time limit reached\. Elapsed time"
     r"|exiting program after (?:receiving SIGTERM|[0-9.]+ minutes)"
@@ -76,7 +76,7 @@ def judge_end(
 
 
 def fields_of(ending: Ending) -> Dict[str, Any]:
-    """Return an ending as it stands in a mark."""
+    """Return an ending as fields of a mark."""
     return {
         "rule": ending.rule,
         "verdict": ending.verdict,

@@ -86,7 +86,7 @@ class Link:
         # Slurm may not say yet that it ends the job.
         record = self._slurm.show_job(self._slurm.job_id) if is_slurms else None
         facts = facts_of_end(job, job.id, code, record, signalled)
-        if signalled and not hosts and not is_slurms:  # nobody but a user ends it before its tasks
+        if signalled and not hosts and not is_slurms:  # only a user ends it before its tasks
             facts = facts._replace(state="CANCELLED")
         progress = False
         with job.best_effort("its newest checkpoint is not known"):
@@ -127,7 +127,7 @@ class Link:
             self._tidy()  # for whoever reads its checkpoints next
 
     def hooks(self) -> List[Hook]:
-        """Return what is done for other stages beside the tasks."""
+        """Return the hooks for other stages."""
         return self._dependents.hooks(self._tell_dependents, self._progress)
 
     def _tell_dependents(self, also_late_ones: bool = False) -> None:

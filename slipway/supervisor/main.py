@@ -41,9 +41,9 @@ _UNREADABLE = "SLIPWAY_UNREADABLE"
 
 # The exit code of a job that was signalled before its tasks had one: as if by SIGTERM.
 _ENDED_EARLY = 143
-# A shell's, of a command that there is not.
+# A shell's, for a missing command.
 _NOT_FOUND = 127
-# In seconds, after an error of what runs beside the tasks.
+# In seconds, after an error of a hook.
 _POLL_AGAIN = 60.0
 # And between two looks for the end of an earlier link.
 _LONGEST_PAUSE = 30
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     Parameters
     ----------
     arguments
-        The tag that the script was rendered with; what the script was started with, which is the number of
-        the link and the tag again, or nothing by hand; ``--``; and the command of the tasks.
+        The tag that the script was rendered with; the script's arguments, which are the number of the link
+        and the tag again, or nothing by hand; ``--``; and the command of the tasks.
     """
     code = 1
     try:
@@ -73,9 +73,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    # Names may hold what the locale cannot print.
+    # Names may hold characters that the locale cannot print.
     sys.stdout = io.TextIOWrapper(sys.stdout.buffer, "utf-8", "surrogateescape", line_buffering=True)
-    # Python before 3.9 keeps it back up to the end, which is none of its own.
+    # Python before 3.9 buffers it up to the end, which `os._exit` skips.
     sys.stderr = io.TextIOWrapper(sys.stderr.buffer, "utf-8", "surrogateescape", line_buffering=True)
     _forget_locale()
     directory = os.path.dirname(os.path.abspath(sys.argv[0]))
@@ -315,7 +315,7 @@ def _choose_rendezvous(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
 
 
 def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: Signals) -> List[str]:
-    """Return the command of the tasks with what the job alone knows, after what has to come before them."""
+    """Complete the command of the tasks with facts of the job, after its preparations."""
     container, scheduler = job.settings.container, job.settings.scheduler
     values = {HOSTS: ",".join(hosts)}
     if scheduler == LOCAL:  # no containers, and no other node
@@ -388,12 +388,12 @@ def _run(
     def poll() -> Optional[float]:
         nonlocal is_first
         seconds: List[Optional[float]] = [_POLL_AGAIN]
-        with job.best_effort("what runs beside the tasks failed"):
+        with job.best_effort("a hook failed"):
             if is_first:
                 is_first = False
                 gc.enable()
                 marks.sync_mark(job.directory, job.attempt, marks.STARTED)
-            # What the end needs: the tasks have started, and the archive may be gone when they have ended.
+            # The end needs it: the archive may be gone by then.
             import slipway.common.node.evidence
             import slipway.common.node.judging  # noqa: F401
 
@@ -427,7 +427,7 @@ def _detectors(job: Job) -> List[hooks.Hook]:
 
 
 def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
-    """Return 1 if Slurm ends the job of which srun says 0, as it does of a node that was lost."""
+    """Return 1 if Slurm ends the job although srun exited 0, as after the loss of a node."""
     from slipway.common.node.slurm_states import is_ending
 
     state = slurm.squeue_state(slurm.job_id)

@@ -1,7 +1,7 @@
 """Set aside the unfinished NeMo checkpoints of killed jobs before NeMo starts.
 
-NeMo refuses to start beside a second ``-last``, or where the only one is half done, and deletes what is half
-done: all that goes into a directory beside, where nothing is overwritten. NeMo continues from a ``-last``
+NeMo refuses to start with a second ``-last``, or if the only one is incomplete, and deletes incomplete
+ones: all these are moved into a directory where nothing is overwritten. NeMo continues from a ``-last``
 alone; where a whole checkpoint is newer, it is made one by hard links, which take no room.
 """
 
@@ -22,7 +22,7 @@ def tidy(directory: str, attempt: str, say: Say) -> None:
     Parameters
     ----------
     attempt
-        The attempt of the job, which names the directory for what is set aside.
+        The attempt of the job, which names the directory for files set aside.
     say
         Called with each message, and with ``stream`` where it is of something that went wrong.
     """
@@ -51,7 +51,7 @@ class _Tidying:
         places += [os.path.join(folder, name + ".ckpt") for folder in [self._directory, *inside]]
         why = "a job ended while it wrote or removed it"
         moved = [self._set_aside(path, why) for path in places if os.path.exists(path)]
-        # The marker last: without it what is half done would look whole.
+        # The marker last: without it an incomplete checkpoint would look whole.
         if all(moved):
             self._set_aside(os.path.join(self._directory, marker))
 

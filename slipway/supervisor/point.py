@@ -46,6 +46,6 @@ def run_point(directory: str, arguments: Sequence[str]) -> NoReturn:
     script = os.path.join(launch_dir, sweep.script)
     if not os.path.isfile(script):
         raise Unusable(f"no {launch_dir} (moved since it was launched, or not mounted)")
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what is ignored stays so
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and children inherit that
         signal.signal(ignored, signal.SIG_DFL)
     os.execvp("bash", ["bash", script, *([] if by_hand else [tag])])

@@ -1,4 +1,4 @@
-"""srun's own words in the job's log: of a step that never ran, and of one whose end it waits for in vain."""
+"""srun's own words in the job's log: of a step that never ran, and of one whose end never comes."""
 
 import os
 import re

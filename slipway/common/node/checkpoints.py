@@ -52,12 +52,12 @@ class Progress(NamedTuple):
     time: int
 
     def fields(self) -> Dict[str, int]:
-        """Return it as it stands in a mark."""
+        """Return it as fields of a mark."""
         return {"checkpoint": self.step, "checkpoint_order": self.order, "checkpoint_time": self.time}
 
 
 def from_fields(mark: Dict[str, Any]) -> Optional[Progress]:
-    """Return the progress that a mark tells of; ``None`` if there was no checkpoint."""
+    """Return the progress in a mark; ``None`` if there was no checkpoint."""
     step, order, time = (
         whole(mark.get(name), 0) for name in ("checkpoint", "checkpoint_order", "checkpoint_time")
     )
@@ -76,7 +76,7 @@ def is_newer(now: Optional[Progress], before: Optional[Progress]) -> bool:
 
 
 def progress(directory: Optional[str], engine: str) -> Optional[Progress]:
-    """Return the newest whole checkpoint of a directory; ``None`` if there is none."""
+    """Return the newest whole checkpoint of a directory, or ``None``."""
     if not directory:
         return None
     if engine == "megatron":
@@ -128,7 +128,7 @@ def _by_tracker(directory: str) -> Optional[Progress]:
 
 
 class NemoCheckpoint(NamedTuple):
-    """A whole checkpoint of NeMo's; `step` is -1 where its name has none."""
+    """A whole checkpoint of NeMo's; `step` is -1 if its name has no step."""
 
     path: str
     step: int
@@ -196,7 +196,7 @@ def _stem(path: str) -> str:
 
 
 def _read(path: str, limit: int) -> bytes:
-    """Return the content of a regular file; empty if there is none, or it is larger than that."""
+    """Return the content of a regular file; empty if it is missing, or larger than `limit`."""
     try:
         return read_bytes(path, limit)
     except OSError:

@@ -1,4 +1,4 @@
-"""The lines that tell why a job ended: what its ranks left when they failed, then the ends of its logs.
+"""The evidence of why a job ended: records of failed ranks, then the ends of its logs.
 
 Text of a log is anybody's: it is matched, and nothing of it is passed on but numbers and the names of this
 job's own nodes.
@@ -13,7 +13,7 @@ from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from slipway.common.files import AnyPath, open_regular, read_text, unix_time, whole
 
-# Bytes of each log; the cause of a job's end stands at the log's end.
+# Bytes of each log; the cause of a job's end is at the log's end.
 TAIL_BYTES = 1 << 20
 # Characters of a line that are kept, half of them at its end: a pattern may take long with the whole.
 _LINE = 1 << 12
@@ -23,7 +23,7 @@ _RANK = re.compile(r"[Rr]ank\"?:? ?([0-9]{1,7})(?:[^0-9]|$)")
 # A rank's own report, or srun's word for a task that failed.
 _FAILED = re.compile(r"\{\"time\": .*\"rank\": [0-9]+|srun: error: [^ ]+: tasks? [0-9]")
 _FAILED_RANK = re.compile(r"(?:\"rank\": |: tasks? )([0-9]{1,9})")
-_WORDS = 200  # characters of what a program said last
+_WORDS = 200  # characters of a program's last words
 _LEFT_RECORD = re.compile(r"\{\"time\": .*\"rank\": [0-9]+")
 _BEGIN = re.compile(r"Job [0-9_]+: run ")
 _NOT_STARTED = re.compile(r"slurmstepd[^:]*: error: execve\(\): (.+): ([^:]+)$")
@@ -82,7 +82,7 @@ def left_by_ranks(failures: AnyPath, since: float = 0.0, until: float = math.inf
 def first_failure(
     lines: Iterable[str], hosts: Sequence[str], tasks_per_node: int
 ) -> Tuple[Optional[int], Optional[str]]:
-    """Return the rank that failed first and its node, each ``None`` where the lines do not tell."""
+    """Return the rank that failed first and its node, each ``None`` if the lines do not name it."""
     line = next(filter(_FAILED.match, lines), "")
     rank = _FAILED_RANK.search(line)
     return int(rank[1]) if rank else None, next(iter(named_in(line, hosts, tasks_per_node)), None)
@@ -91,7 +91,7 @@ def first_failure(
 def own_words(lines: Sequence[str], host: Optional[str] = None) -> Optional[str]:
     """Return a failed program's own word for its end: a rank's record, else the last line with an error.
 
-    It is shown, and decides nothing. Of a program that srun did not find, slurmstepd tells.
+    It is shown, and decides nothing. slurmstepd reports a program that srun did not find.
     """
     for line in filter(_LEFT_RECORD.match, lines):
         with suppress(ValueError, LookupError, RecursionError):  # it may be cut short

@@ -45,7 +45,7 @@ class Facts(NamedTuple):
     progress
         There is a newer checkpoint than when it began.
     signal
-        What the job was sent while its tasks ran, such as ``USR1``.
+        The signal that the job was sent while its tasks ran, such as ``USR1``.
     save
         The signal that its payload takes as: save now.
     """
