@@ -298,7 +298,7 @@ def _parts_of(pattern: str) -> list[str]:
     parts = pattern.split("/")
     if any("**" in part and part != "**" for part in parts) or not all(parts):
         raise UserError(
-            f"pattern={pattern!r}: expected a glob for names of files, such as *.jsonl; `**` is one component, "
+            f"pattern={pattern!r}: expected a glob for file names, such as *.jsonl; `**` is one component, "
             "and it is relative"
         )
     return ["**", *parts]

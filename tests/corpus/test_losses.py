@@ -103,8 +103,8 @@ LOSSES = {
     "cut.tar": (archive(TEXTS)[:9000], "damaged tar data"),
     "ended.tar": (archive(TEXTS)[:10240], "damaged tar data"),
     "zeroed.tar": (archive(TEXTS)[:2048] + bytes(512) + archive(TEXTS)[2560:], "bytes after the end"),
-    "joined.tar": (archive(TEXTS) + archive(TEXTS), "bytes after the end is not read"),
-    "joined.tgz": (gzip.compress(archive(TEXTS) * 2), "bytes after the end is not read"),
+    "joined.tar": (archive(TEXTS) + archive(TEXTS), "bytes after the end are not read"),
+    "joined.tgz": (gzip.compress(archive(TEXTS) * 2), "bytes after the end are not read"),
     **{
         f"second stream.txt.{kind}": (pack(json_lines()) + b"?" + pack(json_lines()), f"damaged {kind} data")
         for kind, pack in COMPRESS.items()
