@@ -22,10 +22,10 @@ from launcher.monitor.logs import (
     last_lines,
     newest_log,
     next_log,
-    of_part,
     rank_failures,
     rank_logs,
     read_all,
+    select_part,
     tail_offsets,
     task_logs,
 )
@@ -33,7 +33,7 @@ from launcher.runs.paths import display_path
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.notations import compress_tasks
-from launcher.ui.tables import first_of
+from launcher.ui.tables import join_first
 from launcher.ui.terminal import LogWriter, print_stderr
 
 # Of an array that failed.
@@ -225,7 +225,7 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
     if task is None:
         if len(tasks) > 1:
             newest = max(tasks)
-            others = first_of([str(task) for task in sorted(tasks) if task != newest], 8)
+            others = join_first([str(task) for task in sorted(tasks) if task != newest], 8)
             print_stderr(f"task {newest} of an array; other tasks that have started: {others} (--task N)")
         selection = _newest(launch, extension)
     else:
@@ -263,7 +263,7 @@ def _rank_log(launch: Launch, rank: int) -> LogSelection:
 def _print(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     path = selection.logs[-1]
     if not path.is_file():
-        status = of_part(poll([launch])[0], selection.task, selection.link)
+        status = select_part(poll([launch])[0], selection.task, selection.link)
         job = f"job {_job(launch, selection, status)} is {_words(status)}"
         print_stderr(f"no log yet, {job}: {display_path(path)}")
         return WENT_WRONG

@@ -153,13 +153,13 @@ def _print_launched(
         content = {"sweep": str(sweep.directory), "arrays": launched.job_ids, "points": points}
         print(json.dumps(content), flush=True)
         return
-    from launcher.sweeps.arrays import differing
+    from launcher.sweeps.arrays import list_differences
 
     where = shlex.quote(display_path(sweep.directory))
     for array, job_id in submitted:
         print(f"Submitted to Slurm: job array {job_id}, {len(array.points)} points")
     if len(arrays) > 1:
-        flags = ", ".join(differing(arrays))
+        flags = ", ".join(list_differences(arrays))
         why = f"the points differ in {flags}" if flags else "Slurm's MaxArraySize is smaller"
         print(f"  several arrays  {why}")
     print(f"  results         slipway sweep --results {where}")

@@ -18,8 +18,8 @@ from launcher.images import backends, scratch
 from launcher.images.backends import ImportContext
 from launcher.images.progress import SILENT, ImageProgress
 from launcher.images.references import SQUASHFS_SUFFIXES, Kind, Reference
-from launcher.images.registry import Access, RemoteImage, borrowed_login
-from launcher.images.scratch import ImageLock, locked
+from launcher.images.registry import Access, RemoteImage, borrow_login
+from launcher.images.scratch import ImageLock, lock_image
 from launcher.images.squashfs import (
     AUTO,
     COMPRESSED_FRACTION,
@@ -34,8 +34,8 @@ from launcher.images.store import (
     Sidecar,
     Stored,
     match_stored,
+    read_stored,
     sidecar_path,
-    stored,
 )
 from launcher.images.tools import ending_cleanly
 from launcher.runs.trust import user_name
@@ -141,7 +141,7 @@ class _Import:
     def run(self) -> Imported:
         self._check()
         source, options = self._source, self._options
-        before = stored(self._target)
+        before = read_stored(self._target)
         usable = None if options.force else before
         record = usable.sidecar if usable else None
         # The digest in the reference may say already that it is this image.
@@ -150,7 +150,7 @@ class _Import:
             return self._reuse(usable)
         backend = backends.choose_backend(source, options.via, self._note)
         self._progress.step(f"looking up {source}")
-        with borrowed_login(Access(options.plain_http, options.authfile), source) as access:
+        with borrow_login(Access(options.plain_http, options.authfile), source) as access:
             try:
                 remote = backends.look_up(backend, source, access)
             except UserError as error:
@@ -165,9 +165,9 @@ class _Import:
             if usable and self._has_settled(usable) and self._serves(usable, remote.digest):
                 return self._reuse(usable)
             make_directory(self._target.parent)
-            with locked(self._target, self._on_wait) as lock:
+            with lock_image(self._target, self._on_wait) as lock:
                 # Another process may have imported it meanwhile, even if this one did not wait.
-                now = stored(self._target)
+                now = read_stored(self._target)
                 is_new = now and (not before or (now.modified, now.size) != (before.modified, before.size))
                 if now and (not options.force or is_new) and self._serves(now, remote.digest):
                     return self._reuse(now)

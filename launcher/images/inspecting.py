@@ -81,10 +81,10 @@ def inspect(path: Path) -> InspectedImage:
     record = read_sidecar(path)
     texts: Mapping[str, str] = {}
     notes: tuple[str, ...] = ()
-    if tools.which("unsquashfs") is not None:
+    if tools.find_program("unsquashfs") is not None:
         texts = squashfs.read_texts(path, (_ENVIRONMENT, _RC, *_RELEASES))
     else:
-        notes = (f"its files were not read: unsquashfs is missing; {tools.how_to_get('unsquashfs')}",)
+        notes = (f"its files were not read: unsquashfs is missing; {tools.explain_install('unsquashfs')}",)
     source, config = _parse_start_files(texts.get(_RC, ""), texts.get(_ENVIRONMENT, ""))
     release = _RELEASE_NAME.search(next((texts[name] for name in _RELEASES if name in texts), ""))
     return InspectedImage(
@@ -191,7 +191,7 @@ def _verify(image: VerifiedImage, deep: bool, progress: ImageProgress) -> None:
         )
     else:
         image.notes.append("its checksum: it has no record")
-    if not deep and tools.which("unsquashfs") is None:
+    if not deep and tools.find_program("unsquashfs") is None:
         image.notes.append("its tables: there is no unsquashfs on PATH")
         return
     count, total = squashfs.count_files(path)
@@ -215,7 +215,7 @@ def installed_versions(image: Path, config: ImageConfig) -> dict[str, str | None
 
     The image's own Python is started, with any tool that can start an image on this machine.
     """
-    starters = [(needs[0], start) for needs, start in _STARTERS if not tools.missing(*needs)]
+    starters = [(needs[0], start) for needs, start in _STARTERS if not tools.list_missing(*needs)]
     if not starters:
         raise UserError(
             "nothing here can start an image: --deep needs squashfuse and unshare, or enroot, or apptainer",
@@ -269,7 +269,7 @@ def _start_by_unshare(image: Path) -> Iterator[list[str]]:
 
 def _unmount(folder: str) -> None:
     for words in (["fusermount3", "-u", "-z"], ["fusermount", "-u", "-z"], ["umount", "-l"]):
-        if tools.which(words[0]) is not None:
+        if tools.find_program(words[0]) is not None:
             with contextlib.suppress(UserError):
                 tools.run([*words, folder], doing="unmount it")
                 return

@@ -16,8 +16,8 @@ from launcher.config.schema import ClusterConfig
 from launcher.errors import UserError, end_of, escape
 from launcher.images.importing import PARTIAL_PREFIX, REPLACED_PREFIX
 from launcher.images.references import SQUASHFS_SUFFIXES
-from launcher.images.scratch import is_locked, locked
-from launcher.images.store import Stored, sidecar_path, stored
+from launcher.images.scratch import is_locked, lock_image
+from launcher.images.store import Stored, read_stored, sidecar_path
 from launcher.jobs.launches import adopt
 from launcher.jobs.locator import RunLocator, originals
 from launcher.jobs.status import poll
@@ -112,7 +112,7 @@ def decide_leftovers(directory: Path, uses: Mapping[Path, Sequence[ImageUse]]) -
     """Decide about hidden files: replaced images that jobs may have open, and parts of killed imports."""
     decisions: list[PruneDecision] = []
     for path in sorted(directory.glob(".*")):
-        image, entry = _image_of(path), stored(path)
+        image, entry = _image_of(path), read_stored(path)
         if image is None or entry is None:
             continue
         if path.name[1:].startswith(f"{image.name}{PARTIAL_PREFIX}"):
@@ -172,7 +172,7 @@ def remove(entry: Stored) -> None:
     def refuse(holder: str) -> None:
         raise UserError(f"{escape(str(entry.path))}: {holder} imports it just now; it stays")
 
-    with locked(_image_of(entry.path) or entry.path, refuse):
+    with lock_image(_image_of(entry.path) or entry.path, refuse):
         # A record without an image is harmless; an image without a record would never be removed.
         entry.path.unlink()
         sidecar_path(entry.path).unlink(missing_ok=True)
@@ -255,7 +255,7 @@ def look(
 
     `pattern` is of the values of `container_options.name`, as for files: ``*`` is any.
     """
-    containers, skipped = _on_each(cluster, dict.fromkeys(nodes, ()))
+    containers, skipped = _run_on_nodes(cluster, dict.fromkeys(nodes, ()))
     matches = [(item, _NAME.fullmatch(item.container)) for item in containers]
     return [item for item, name in matches if name and fnmatchcase(name["name"], pattern)], skipped
 
@@ -267,11 +267,11 @@ def remove_containers(
     names: dict[str, list[str]] = defaultdict(list)
     for item in containers:
         names[item.node].append(item.container)
-    results, skipped = _on_each(cluster, names)
+    results, skipped = _run_on_nodes(cluster, names)
     return [item for item in results if item.container in names[item.node]], skipped
 
 
-def _on_each(
+def _run_on_nodes(
     cluster: ClusterConfig, names: Mapping[str, Sequence[str]]
 ) -> tuple[list[NamedContainer], list[SkippedNode]]:
     """List the containers of nodes, after removing those of these names."""

@@ -57,13 +57,13 @@ _LOCAL_REGISTRY = "localhost"  # podman and buildah call images of this machine 
 _LOGIN = re.compile(r"(?<!ssh)://[^/\s@]*@|://[^/\s@]*:[^/\s@]*@", re.IGNORECASE)
 
 
-def _without_password(value: Any) -> Any:
+def _refuse_password(value: Any) -> Any:
     if any(map(_LOGIN.search, [value] if isinstance(value, str) else value)):
         raise ValueError("a name or a password in it would be in the image for all to read")
     return value
 
 
-def _without_secrets(env: dict[str, str]) -> dict[str, str]:
+def _refuse_secrets(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if value and is_secret_name(name.upper()):
             raise ValueError(
@@ -72,13 +72,13 @@ def _without_secrets(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
-def _flat(value: Any) -> Any:
+def _flatten(value: Any) -> Any:
     """Join nested keys: labels have dots in their names, which Hydra's overrides take for keys below keys."""
     if not isinstance(value, dict):
         return value
     flat: dict[str, Any] = {}
     for name, below in value.items():
-        inner = _flat(below)
+        inner = _flatten(below)
         flat |= {f"{name}.{end}": inner[end] for end in inner} if isinstance(inner, dict) else {name: inner}
     return flat
 
@@ -108,13 +108,13 @@ class RecipeConfig(StrictModel):
     packages: _Debian
     dev_packages: _Debian
     dev_script: Line | None
-    python_packages: Annotated[LineList, AfterValidator(_without_password)]
-    pip_index: Annotated[Line, AfterValidator(_without_password)] | None
+    python_packages: Annotated[LineList, AfterValidator(_refuse_password)]
+    pip_index: Annotated[Line, AfterValidator(_refuse_password)] | None
     versions: dict[_Variable, _Version | None]
     cuda_archs: list[Whole]
-    env: Annotated[dict[_Variable, Text], AfterValidator(_without_secrets)]
+    env: Annotated[dict[_Variable, Text], AfterValidator(_refuse_secrets)]
     workdir: Annotated[Line, matching(r"/.*", "expected an absolute path")]
-    labels: Annotated[dict[_Label, Text], BeforeValidator(_flat)]
+    labels: Annotated[dict[_Label, Text], BeforeValidator(_flatten)]
 
 
 class _Tree(StrictModel):

@@ -144,14 +144,14 @@ class Reference:
         if self.kind in _FILES:
             base = self.path.name
             stem = next((base.removesuffix(end) for end in _ARCHIVE_SUFFIXES if base.endswith(end)), base)
-            return _as_file_name([stem, self.tag])
+            return _make_file_name([stem, self.tag])
         name = self._short
         # Docker Hub's own images and NVIDIA's are known by their names alone.
         is_nvidia = self.registry == NVIDIA and not _is_registry(name.split("/")[0])
         if self.kind is Kind.REGISTRY and name == self.name and not is_nvidia:
             name = f"{self.registry}/{name}"
         algorithm, _, digits = (self.digest or "").partition(":")
-        return _as_file_name([name, self.tag, f"{algorithm}-{digits[:12]}" if digits else None])
+        return _make_file_name([name, self.tag, f"{algorithm}-{digits[:12]}" if digits else None])
 
     @property
     def path(self) -> Path:
@@ -182,7 +182,7 @@ class Reference:
         return f"{name}:{self.tag}" if self.tag else name
 
 
-def _as_file_name(parts: list[str | None]) -> str:
+def _make_file_name(parts: list[str | None]) -> str:
     return re.sub(r"[/:@]", "+", "+".join(part for part in parts if part)) + ".sqsh"
 
 

@@ -131,7 +131,7 @@ def _expand(word: str, environment: Mapping[str, str]) -> str | None:
 
 
 @contextmanager
-def borrowed_login(access: Access, source: Reference) -> Iterator[Access]:
+def borrow_login(access: Access, source: Reference) -> Iterator[Access]:
     """Yield access with Enroot's login if skopeo has no login for the registry.
 
     The login is in memory alone: no file and no argument has it, and only programs that inherit it read it.
@@ -281,13 +281,13 @@ def push(
             hint="push its origin: the recipe, or the image that `slipway image inspect` shows",
         )
     tools.require("skopeo", why="to push images")
-    with borrowed_login(access, source) as reading, _packed_once(source, temp_dir, progress) as name:
+    with borrow_login(access, source) as reading, _pack_once(source, temp_dir, progress) as name:
         manifest = _inspect(source, reading, f"read {source}", "--raw", name)
         return [_push(name, manifest, reading, target, access, progress) for target in targets]
 
 
 @contextmanager
-def _packed_once(source: Reference, temp_dir: Path | None, progress: ImageProgress) -> Iterator[str]:
+def _pack_once(source: Reference, temp_dir: Path | None, progress: ImageProgress) -> Iterator[str]:
     """Yield skopeo's name of the image; pack one in an engine's storage first, once for all registries."""
     name = source.for_skopeo
     assert name
@@ -316,7 +316,7 @@ def _push(
 ) -> Pushed:
     digest = _digest_of(manifest)
     try:
-        with borrowed_login(access, target) as writing:
+        with borrow_login(access, target) as writing:
             with suppress(UserError):  # the registry does not have the image
                 if _digest_of(_inspect(target, writing, f"look up {target}", "--raw")) == digest:
                     return Pushed(target, digest, was_there=True)

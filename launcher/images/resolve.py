@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.config.overrides import recipe_and_flavor
 from launcher.errors import UserError, absolute_path, escape, file_mode, literal, nearest, nearest_files
 from launcher.images.references import SQUASHFS_SUFFIXES, Kind, Reference, contents_of_reference
-from launcher.images.store import Sidecar, read_sidecar, stored_images
+from launcher.images.store import Sidecar, list_images, read_sidecar
 from launcher.releases import Contents, contents_by_file_name, with_installed
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def locate(
     if named is not None and named[0] in recipes:
         return _locate_recipe(store, cached_recipe(*named, config_dirs, template_dir))
     if text.endswith(SQUASHFS_SUFFIXES) or (named is not None and ":" not in text):
-        files = [entry.path.name for entry in stored_images(store)]
+        files = [entry.path.name for entry in list_images(store)]
         known = [*files, *recipes]
         near = nearest(text, known) or nearest(text, [Path(name).stem for name in files])
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
@@ -172,7 +172,7 @@ def _locate_recipe(store: Path, recipe: Recipe) -> Path:
     if path.is_file():
         return path
     prefix = f"{recipe.name}-{recipe.flavor}-"
-    older = [entry.path.name for entry in stored_images(store) if entry.path.name.startswith(prefix)]
+    older = [entry.path.name for entry in list_images(store) if entry.path.name.startswith(prefix)]
     changed = f", but of the recipe as it was before: {', '.join(older)}" if older else ""
     raise UserError(
         f"{recipe.file_name} is not in {escape(str(store))}{changed}",

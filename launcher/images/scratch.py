@@ -73,7 +73,7 @@ def _flock(path: Path) -> tuple[BaseFileLock, list[int]]:
 
 
 @contextmanager
-def locked(target: Path, on_wait: Callable[[str], None]) -> Iterator[ImageLock]:
+def lock_image(target: Path, on_wait: Callable[[str], None]) -> Iterator[ImageLock]:
     """Lock an image to write it; `on_wait` is called with the holder before waiting."""
     path = lock_path(target)
     lock, descriptors = _flock(path)

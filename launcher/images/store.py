@@ -81,17 +81,17 @@ class Stored:
     sidecar: Sidecar | None
 
 
-def stored_images(store: Path) -> list[Stored]:
+def list_images(store: Path) -> list[Stored]:
     """Return all images of a store, which need not exist, by name; partial files are hidden and left out."""
     try:
         paths = sorted(store.iterdir())
     except FileNotFoundError:
         return []
     images = (path for path in paths if path.name.endswith(SQUASHFS_SUFFIXES) and path.name[0] != ".")
-    return [entry for path in images if (entry := stored(path)) is not None]
+    return [entry for path in images if (entry := read_stored(path)) is not None]
 
 
-def stored(path: Path) -> Stored | None:
+def read_stored(path: Path) -> Stored | None:
     """Return an image with its record; ``None`` if there is no such file."""
     try:
         status = path.stat()

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.jobs.acting import Effect, Outcome, failures, give_up, is_unanswered, outcome_of_ended
-from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch
+from launcher.jobs.acting import Effect, Outcome, failures, give_up, is_unanswered, make_ended_outcome
+from launcher.jobs.launches import Launch, adopt, group_by_scheduler, read_launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.runs.paths import display_path
 from launcher.runs.provenance import user
@@ -78,7 +78,7 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
     are cancelled at once. A chain that saves first is ended once the scheduler has accepted the signal: if it
     is refused, nothing is done.
     """
-    decided = [_without_live_job(target) for target in targets]
+    decided = [_check_live_job(target) for target in targets]
     endings = [
         _Ending(target, target.job_id, save and target.runs, is_over=outcome is not None)
         for target, outcome in zip(targets, decided, strict=True)
@@ -86,7 +86,7 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
         # A chain that seems to be over: an unknown link of it may live.
         and (outcome is None or (target.chain is not None and outcome.effect is Effect.AS_ASKED))
     ]
-    for group in by_scheduler(endings, lambda ending: ending.target.launch):
+    for group in group_by_scheduler(endings, lambda ending: ending.target.launch):
         try:
             _end(group[0].target.scheduler(), group)
         except UserError as error:
@@ -94,12 +94,12 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
                 ending.error = ending.error or error
     outcomes = _outcomes(endings)
     return [
-        outcomes.get(id(target)) or outcome or outcome_of_ended(target)
+        outcomes.get(id(target)) or outcome or make_ended_outcome(target)
         for target, outcome in zip(targets, decided, strict=True)
     ]
 
 
-def with_followers(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
+def add_followers(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
     """Add the stages that wait for chains among the targets: Slurm starts them when all links are gone.
 
     They would leave without doing anything, but not before they have got nodes.
@@ -136,15 +136,15 @@ def _waits_for_chain(target: LaunchStatus) -> bool:
     return first is not None and first.state is State.PENDING
 
 
-def _without_live_job(target: LaunchStatus) -> Outcome | None:
+def _check_live_job(target: LaunchStatus) -> Outcome | None:
     """Return the outcome of a target without a job to end; ``None`` if it has one."""
     if not target.may_live:
-        return outcome_of_ended(target)
+        return make_ended_outcome(target)
     if target.job_id is None:
         return give_up(target)
     if target.state is State.UNKNOWN:
         return Outcome(target, Effect.UNKNOWN, target.reason)
-    return outcome_of_ended(target) if target.state is State.COMPLETING else None
+    return make_ended_outcome(target) if target.state is State.COMPLETING else None
 
 
 def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
@@ -254,7 +254,7 @@ def _outcomes(endings: Sequence[_Ending]) -> dict[int, Outcome]:
     """Return the outcomes by the identities of their targets."""
     refused = [(ending, ending.error) for ending in endings if ending.error is not None]
     failed = failures([(ending.target, error) for ending, error in refused])
-    outcomes = {id(ending.target): _success(ending) for ending in endings if ending.error is None}
+    outcomes = {id(ending.target): _make_outcome(ending) for ending in endings if ending.error is None}
     for (ending, _), outcome in zip(refused, failed, strict=True):
         outcomes[id(ending.target)] = outcome
         if outcome.effect is Effect.REFUSED and ending.is_ended_now and not ending.cancelled:
@@ -262,7 +262,7 @@ def _outcomes(endings: Sequence[_Ending]) -> dict[int, Outcome]:
     return outcomes
 
 
-def _success(ending: _Ending) -> Outcome:
+def _make_outcome(ending: _Ending) -> Outcome:
     if not ending.is_over:
         return Outcome(ending.target, Effect.SAVING if ending.saves else Effect.CANCELLED)
     message = "it is over" if ending.target.state.is_final else "it is ending"

@@ -161,7 +161,7 @@ def readable_launches(run_dir: Path, job_id: str | None = None) -> list[Launch]:
         for number in launch_numbers(run_dir):
             with contextlib.suppress(UserError):
                 if job_id is None or _may_be_job(run_dir / LAUNCHES / str(number) / MANIFEST, job_id):
-                    launches.append(_marked(read_launch(run_dir, number)))
+                    launches.append(_add_marked_job(read_launch(run_dir, number)))
     return launches
 
 
@@ -176,15 +176,15 @@ def _may_be_job(manifest: Path, job_id: str) -> bool:
 
 def adopt(launches: Sequence[Launch]) -> list[Launch]:
     """Find the jobs that manifests do not know: by their marks, else with one question per scheduler."""
-    marked = list(map(_marked, launches))
+    marked = list(map(_add_marked_job, launches))
     unknown = [launch for launch in marked if launch.may_be_unknown_job]
     adopted: dict[Path, Launch] = {}
-    for group in by_scheduler(unknown, lambda launch: launch):
+    for group in group_by_scheduler(unknown, lambda launch: launch):
         adopted.update(_adopt_asked(group))
     return [adopted.get(launch.paths.directory, launch) for launch in marked]
 
 
-def by_scheduler(items: Iterable[T], launch_of: Callable[[T], Launch | None]) -> list[list[T]]:
+def group_by_scheduler(items: Iterable[T], launch_of: Callable[[T], Launch | None]) -> list[list[T]]:
     """Group items by the schedulers of their launches; without Slurm each host is one."""
     groups: dict[tuple[str | None, ...], list[T]] = defaultdict(list)
     for item in items:
@@ -209,17 +209,17 @@ def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
         why = error.message.splitlines()[0]
         return {launch.paths.directory: replace(launch, unanswered=why) for launch in group}
     return {
-        launch.paths.directory: _as_job(launch, jobs[0])
+        launch.paths.directory: _set_job(launch, jobs[0])
         for launch in group
         if (jobs := jobs_of.get(launch.submission.tag, {}).get(1))
     }
 
 
-def _marked(launch: Launch) -> Launch:
+def _add_marked_job(launch: Launch) -> Launch:
     """Return a launch with the job of its mark, if its manifest knows none."""
     job_id = job_of(launch.paths.directory) if launch.manifest.job_id is None else None
-    return _as_job(launch, job_id) if job_id else launch
+    return _set_job(launch, job_id) if job_id else launch
 
 
-def _as_job(launch: Launch, job_id: str) -> Launch:
+def _set_job(launch: Launch, job_id: str) -> Launch:
     return replace(launch, manifest=launch.manifest.submitted_as(job_id))

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch, require_launch, scheduler_of
+from launcher.jobs.launches import (
+    Launch,
+    adopt,
+    group_by_scheduler,
+    read_launch,
+    require_launch,
+    scheduler_of,
+)
 from launcher.jobs.lookup import RunRef
 from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import JobRef, JobStatus, Scheduler
@@ -101,7 +108,7 @@ class LaunchStatus(JobStatus):
         return scheduler_of(self.launch)
 
 
-def of_task(status: LaunchStatus, task: str | None) -> LaunchStatus:
+def select_task(status: LaunchStatus, task: str | None) -> LaunchStatus:
     """Return the status of one task of an array; that of the whole job without a task."""
     return status if task is None else replace(status, task=task, state=status.tasks.get(task, status.state))
 
@@ -112,10 +119,11 @@ def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
     If a scheduler cannot be asked, its jobs have the status of their marks, or are UNKNOWN with the reason.
     """
     statuses: dict[Path, LaunchStatus] = {}
-    for group in by_scheduler(launches, lambda launch: launch):
+    for group in group_by_scheduler(launches, lambda launch: launch):
         statuses |= _ask_scheduler(group)
     return [
-        statuses.get(launch.paths.directory) or _status_of(launch, _without_job(launch), launch.unanswered)
+        statuses.get(launch.paths.directory)
+        or _status_of(launch, _explain_missing_job(launch), launch.unanswered)
         for launch in launches
     ]
 
@@ -173,7 +181,7 @@ def _statuses(scheduler: Scheduler, tracked: Sequence[tuple[Launch, JobRef]]) ->
     return statuses
 
 
-def _without_job(launch: Launch) -> JobStatus:
+def _explain_missing_job(launch: Launch) -> JobStatus:
     if launch.unanswered:
         return JobStatus(State.UNKNOWN, f"whether it became a job cannot be asked: {launch.unanswered}")
     if launch.manifest.error:
@@ -195,7 +203,7 @@ def current_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     return [
         item
         for run_dir, items in _possible_statuses(numbers).items()
-        for item in (items if numbers[run_dir] else _current(items))
+        for item in (items if numbers[run_dir] else _select_current(items))
     ]
 
 
@@ -275,7 +283,7 @@ def _is_over(launch_dir: Path) -> bool:
     return last.exit_code == 0 or (last.is_over and time.time() - (last.ended or 0.0) > _REQUEUE_SECONDS)
 
 
-def _current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
+def _select_current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
     alive = [item for item in items if item.state.is_live]
     if alive:
         return alive
@@ -297,14 +305,14 @@ def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     by_run = _possible_statuses(numbers)
     named: dict[tuple[Path, int | None, str | None], LaunchStatus] = {}
     for ref in refs:
-        for item in _named_by(ref, by_run[ref.run_dir], not numbers[ref.run_dir]):
+        for item in _select_named(ref, by_run[ref.run_dir], not numbers[ref.run_dir]):
             named.setdefault((ref.run_dir, item.number, item.task), item)
     return list(named.values())
 
 
-def _named_by(ref: RunRef, items: Sequence[LaunchStatus], whole: bool) -> list[LaunchStatus]:
+def _select_named(ref: RunRef, items: Sequence[LaunchStatus], whole: bool) -> list[LaunchStatus]:
     if not whole:
-        named = [of_task(item, ref.task) for item in items if item.number in (ref.launch, None)]
+        named = [select_task(item, ref.task) for item in items if item.number in (ref.launch, None)]
         for item in named:
             _require_task(item)
         return named

@@ -144,7 +144,7 @@ def manifest_of(
         command=recorded(request.command),
         overrides=recorded(request.overrides),
         choices=draft.composition.choices,
-        created=provenance.now(),
+        created=provenance.format_now(),
         version=__version__,
         user=provenance.user(),
         host=provenance.host(),

@@ -234,7 +234,7 @@ def find_spikes(values: Sequence[float]) -> list[int]:
     return peaks
 
 
-def evenly(size: int, most: int) -> Sequence[int]:
+def choose_evenly(size: int, most: int) -> Sequence[int]:
     """Return at most `most` indices, evenly spaced, with the first and the last."""
     if size <= most:
         return range(size)

@@ -64,7 +64,7 @@ def read_evaluations(run_dir: Path, starts: Starts = ()) -> list[Evaluation]:
     """
     directory, evaluations = run_dir / EVALUATIONS, []
     steps = sorted(int(match[1]) for match in map(_NAME.fullmatch, names_in(directory)) if match)
-    starts, saved = tuple(starts), _saved(run_dir) if steps else {}
+    starts, saved = tuple(starts), _read_save_times(run_dir) if steps else {}
     for step in steps:
         with contextlib.suppress(OSError, ValueError):
             path = directory / f"step-{step}.json"
@@ -77,12 +77,12 @@ def read_evaluations(run_dir: Path, starts: Starts = ()) -> list[Evaluation]:
             is_other = bool(digest and there) and digest != next(reversed(there))
             time = there.get(digest, time)
             is_abandoned = is_other or any(step > start and time < began for start, began in starts)
-            loss = _finite(node(content, "perplexity").get("loss"))
+            loss = _to_finite_float(node(content, "perplexity").get("loss"))
             evaluations.append(Evaluation(step, loss, metrics, is_abandoned))
     return evaluations
 
 
-def _saved(run_dir: Path) -> dict[int, dict[str, float]]:
+def _read_save_times(run_dir: Path) -> dict[int, dict[str, float]]:
     """Return when a run's checkpoints were complete, by their steps and their weights' digests, oldest first.
 
     The digest is that of slipway/trainer/evaluation/results.py, `weights_digest`.
@@ -97,13 +97,13 @@ def _saved(run_dir: Path) -> dict[int, dict[str, float]]:
 
 
 def _main_metric(values: Mapping[str, Any]) -> tuple[str, float, float | None] | None:
-    numbers = {name: number for name in values if (number := _finite(values[name])) is not None}
+    numbers = {name: number for name in values if (number := _to_finite_float(values[name])) is not None}
     names = [*_MAIN, *sorted(numbers)]
     main = next((name for name in names if name in numbers and not name.endswith(_STDERR)), None)
     return (escape(main), numbers[main], numbers.get(f"{main}{_STDERR}")) if main is not None else None
 
 
-def _finite(value: Any) -> float | None:
+def _to_finite_float(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 

@@ -89,12 +89,12 @@ def parse_event(line: str) -> Event | None:
     """Parse one line; return ``None`` for an unknown kind of event, and for a line that is no event."""
     content = _json_object(line)
     try:
-        return _event(content) if content else None
+        return _to_event(content) if content else None
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
-def _event(content: Mapping[str, Any]) -> Event | None:
+def _to_event(content: Mapping[str, Any]) -> Event | None:
     kind = content.get("kind")
     if kind == "data":
         entropy = content.get("unigram_entropy") if content.get("split") == "validation" else None
@@ -141,7 +141,7 @@ class EventReader:
 
     def newest(self, steps: int) -> list[Event]:
         """Return the new events, with the first step after each start and the last `steps` steps only."""
-        return newest(_read_late(self._lines()), steps)
+        return select_newest(_read_late(self._lines()), steps)
 
     def _lines(self) -> Iterator[bytes]:
         # Opened afresh each time: a network file system shows what others wrote only to a new open.
@@ -157,7 +157,7 @@ class EventReader:
                 self._is_in_long_line = not is_whole
 
 
-def newest(items: Iterable[Event | bytes], steps: int) -> list[Event]:
+def select_newest(items: Iterable[Event | bytes], steps: int) -> list[Event]:
     """Select the events that show the progress: of the steps the first after each start and the last ones.
 
     `items` are events, or lines of steps, which are parsed only if selected.

@@ -18,7 +18,7 @@ from launcher.jobs.status import current_statuses, poll
 from launcher.monitor.checkpoints import SavedCheckpoint, find_saved
 from launcher.monitor.curves import Curves
 from launcher.monitor.events import Progress
-from launcher.monitor.logs import LogReader, began, job_logs, modified, rank_failures
+from launcher.monitor.logs import LogReader, get_change_time, get_last_start, job_logs, rank_failures
 from launcher.monitor.readers import all_events
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import launch_numbers
@@ -72,11 +72,11 @@ _STEP = "{step}"
 def expected_outputs(config: Mapping[str, Any]) -> list[Path] | None:
     """Return the files that a job writes by its configuration; ``None`` if this does not name them."""
     if conversion := node(config, "conversion"):
-        return _of_steps(conversion.get("output"), conversion.get("step"), _CONVERTED)
+        return _find_outputs(conversion.get("output"), conversion.get("step"), _CONVERTED)
     if evaluation := node(config, "evaluation"):
         directory = evaluation.get("results")
         pattern = f"{directory}/step-{_STEP}.json" if isinstance(directory, str) else None
-        return _of_steps(pattern, evaluation.get("step"))
+        return _find_outputs(pattern, evaluation.get("step"))
     preparation = node(config, "data_preparation")
     prefix, splits = preparation.get("output_prefix"), preparation.get("splits")
     if not isinstance(prefix, str) or not isinstance(splits, dict | None):
@@ -88,7 +88,7 @@ def expected_outputs(config: Mapping[str, Any]) -> list[Path] | None:
     return [*data, Path(f"{prefix}.manifest.json")]
 
 
-def _of_steps(pattern: object, steps: object, *below: str) -> list[Path] | None:
+def _find_outputs(pattern: object, steps: object, *below: str) -> list[Path] | None:
     """Return the path for each step, or those that are there if the job itself chose the steps."""
     if not isinstance(pattern, str):
         return None
@@ -181,8 +181,8 @@ def _errors(launch: Launch, logs: Mapping[Path, LogErrors]) -> list[str] | None:
         # Our trainer's error log repeats the failures that ranks recorded.
         error_log = launch.paths.results / _ERROR_LOG
         logs = {error_log: find_errors(error_log, _ATTEMPT_BEGINS), **logs}
-    since = began(launch)
-    current = [(log, errors.errors) for log, errors in logs.items() if modified(log) >= since]
+    since = get_last_start(launch)
+    current = [(log, errors.errors) for log, errors in logs.items() if get_change_time(log) >= since]
     errors = [f"{log.name}: {error}" for log, messages in current for error in messages]
     return [*failures, *errors] if failures or any(log.is_file() for log in logs) else None
 

@@ -159,7 +159,7 @@ class LinesView:
         parts = [
             f"step {tables.steps(progress.step, progress.max_steps)}",
             f"loss {tables.loss(train.loss)}",
-            f"lr {tables.small(train.learning_rate)}",
+            f"lr {tables.learning_rate(train.learning_rate)}",
             f"{tables.count(progress.tokens_per_second)} tokens/s",
             f"ETA {tables.duration(progress.eta)}",
         ]

@@ -16,7 +16,13 @@ from launcher.jobs.status import LaunchStatus, poll
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Progress, Start
 from launcher.monitor.logs import FAILURES
-from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of, finite
+from launcher.monitor.provenance_report import (
+    Changes,
+    Difference,
+    changes_between,
+    difference_of,
+    encode_nonfinite,
+)
 from launcher.monitor.readers import all_events, newest_events
 from launcher.monitor.run_status import attributes, elapsed_seconds, links_to_json
 from launcher.runs.manifest import Manifest
@@ -47,7 +53,7 @@ class Steps:
         return tables.UNKNOWN if self.last is None else f"{tables.text(self.first)}→{self.last}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"first_step": self.first, "step": self.last, "loss": finite(self.loss)}
+        return {"first_step": self.first, "step": self.last, "loss": encode_nonfinite(self.loss)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,17 +78,17 @@ def rank_logs(launch: Launch, rank: int) -> list[Path]:
     """
     name = f"nemo_log_globalrank-{rank}_*.txt"
     moved = launch.paths.results.glob(f"run_*/{name}")
-    return [*sorted(launch.paths.results.glob(name)), *sorted(moved, key=modified, reverse=True)]
+    return [*sorted(launch.paths.results.glob(name)), *sorted(moved, key=get_change_time, reverse=True)]
 
 
-def modified(path: Path) -> float:
+def get_change_time(path: Path) -> float:
     """Return the time of a file's last change in Unix seconds; 0 if there is no file."""
     with contextlib.suppress(OSError):
         return path.stat().st_mtime
     return 0.0
 
 
-def began(launch: Launch) -> float:
+def get_last_start(launch: Launch) -> float:
     """Return the start of the newest of several attempts in Unix seconds, else 0: earlier errors are old."""
     attempts = launch.attempts
     return (attempts[-1].started or 0.0) if len(attempts) > 1 else 0.0
@@ -96,7 +96,7 @@ def began(launch: Launch) -> float:
 
 def rank_failures(launch: Launch) -> list[Left]:
     """Return the failures of ranks since the job last began, in the order of their times."""
-    return left_by_ranks(launch.paths.results / FAILURES, began(launch))
+    return left_by_ranks(launch.paths.results / FAILURES, get_last_start(launch))
 
 
 _BLOCK = 1 << 16
@@ -205,7 +205,7 @@ def follow_log(
         while True:
             # The state first: once the job is known to have ended, everything that it wrote is there.
             snapshot = watch.snapshot()
-            status = of_part(snapshot.rows[0], task, link)
+            status = select_part(snapshot.rows[0], task, link)
             over = status.state.is_final or snapshot.is_over
             reason = f" ({escape(status.reason)})" if status.reason else ""
             state = f"the job is {status.state.value}{reason}"
@@ -229,7 +229,7 @@ def follow_log(
             time.sleep(_POLL)
 
 
-def of_part(status: JobStatus, task: str | None = None, link: str | None = None) -> JobStatus:
+def select_part(status: JobStatus, task: str | None = None, link: str | None = None) -> JobStatus:
     """Return the status of one task of an array or one job of a chain; that of the whole if it is unknown."""
     if link is not None and status.chain and link in status.chain.jobs:
         return status.chain.jobs[link]

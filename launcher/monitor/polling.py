@@ -90,7 +90,7 @@ class StatusPoller(Generic[S]):
         age = now - self._answered
         is_old = age > max(_STALE_QUESTIONS * self._interval, _STALE_SECONDS)
         given_up = age > self._blind_patience
-        rows = [self._as_known(row, is_old or given_up) for row in newest]
+        rows = [self._keep_known_state(row, is_old or given_up) for row in newest]
         why = next((row.unanswered for row in newest if row.unanswered), None)
         is_silent = is_old or why is not None
         given_up |= not is_silent and now - self._seen_live > self._patience
@@ -117,7 +117,7 @@ class StatusPoller(Generic[S]):
             self._seen_live = now
         return rows
 
-    def _as_known(self, row: S, is_old: bool) -> S:
+    def _keep_known_state(self, row: S, is_old: bool) -> S:
         last = self._last.get(row.directory)
         is_unanswered = row.unanswered is not None or is_old
         if row.state.is_final or not is_unanswered or last is None:

@@ -18,8 +18,8 @@ from launcher.monitor.events import (
     Train,
     Validation,
     blocks_back,
-    newest,
     read_head_and_tail,
+    select_newest,
 )
 from launcher.monitor.logs import job_logs, newest_log
 from slipway.common.files import open_regular, read_text
@@ -59,7 +59,7 @@ class LogsReader:
         self._readers: dict[Path, NemoReader] = {}
 
     def newest(self, steps: int) -> list[Event]:
-        return newest(self.stream(), steps)
+        return select_newest(self.stream(), steps)
 
     def stream(self) -> Iterator[Event]:
         logs = job_logs(self._launch) if self._launch.is_chain else []

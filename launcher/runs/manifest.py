@@ -252,7 +252,7 @@ def _check(manifest: Manifest) -> None:
         raise ValueError(f"created is {manifest.created!r}, which is no time with a time zone")
 
 
-def newest_submitted(run_dir: Path) -> int | None:
+def find_newest_submitted(run_dir: Path) -> int | None:
     """Return the number of a run's newest launch that is known to be a job."""
     for number in reversed(launch_numbers(run_dir)):
         with contextlib.suppress(UserError):  # a broken launch hides no other

@@ -24,7 +24,7 @@ CONFIG_GIT_DIFF = "config_git.diff"
 _PACKAGES = ("hydra-core", "omegaconf", "jinja2", "pydantic", "submitit")
 
 
-def now() -> str:
+def format_now() -> str:
     """Return the time in UTC, to the second, as ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
@@ -79,10 +79,10 @@ def gather(code: Path, config_dirs: Sequence[Path], image: str | None) -> Origin
             "dirty": theirs.dirty,
             "diff": CONFIG_GIT_DIFF if CONFIG_GIT_DIFF in files else None,
         }
-    return of_image(Origin(fields, files), image)
+    return replace_image(Origin(fields, files), image)
 
 
-def of_image(origin: Origin, image: str | None) -> Origin:
+def replace_image(origin: Origin, image: str | None) -> Origin:
     """Return the origin with another image, and the digest in its name; the job computes that of a file."""
     match = re.search(r"@(sha256:[0-9a-f]{64})$", image or "")
     digest = match[1] if match else None
@@ -158,7 +158,7 @@ def _diff(top: Path, commit: str, untracked: list[str], dirty: bool) -> str:
     if text is None:
         lines.append(f"# the changes are missing: git did not print them within {_GIT_SECONDS:.0f} s and")
         lines.append(f"# {_LARGEST_DIFF >> 20} MiB")
-    shown = _without_secrets(text or "")
+    shown = _mask_secrets(text or "")
     if shown != (text or ""):
         lines.append(
             "# the values of secrets are masked; git does not apply a hunk with one of them as it was"
@@ -187,7 +187,7 @@ def _bounded_diff(top: Path) -> str | None:
     return None
 
 
-def _without_secrets(diff: str) -> str:
+def _mask_secrets(diff: str) -> str:
     """Return a diff with secrets masked; each line stays a line."""
     known = known_values()
     masked, program, binary, in_key = [], False, False, False

@@ -91,10 +91,10 @@ class DaemonStarter:
             time.sleep(0.01)
 
     def _failure(self, name: str, what: str) -> StartError:
-        return StartError(f"{name} {what}; {_end_of(self.paths.output(name))}")
+        return StartError(f"{name} {what}; {_quote_tail(self.paths.output(name))}")
 
 
-def _end_of(log: Path) -> str:
+def _quote_tail(log: Path) -> str:
     """Return the last lines of a log, indented, after a line that names it."""
     try:
         lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
@@ -219,7 +219,7 @@ def _install_database(starter: DaemonStarter) -> None:
     with output.open("wb") as log:
         outcome = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120)
     if outcome.returncode:
-        raise StartError(f"mariadb-install-db failed; {_end_of(output)}")
+        raise StartError(f"mariadb-install-db failed; {_quote_tail(output)}")
 
 
 def _start_controller(starter: DaemonStarter) -> None:
@@ -238,12 +238,12 @@ def _start_nodes(starter: DaemonStarter) -> None:
         starter.start(name, ["slurmd", "-D", "-f", str(conf)], host=name, mounts=enroot | own)
     starter.reporter.step("waiting for the nodes")
 
-    def all_idle() -> bool:
+    def are_nodes_idle() -> bool:
         # "idle*" is a node that has not answered yet.
         states = ask(conf, "sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%t") or []
         return states.count("idle") == options.nodes
 
-    starter.wait(options.node_names[-1], all_idle)
+    starter.wait(options.node_names[-1], are_nodes_idle)
     starter.reporter.done(f"idle nodes: {options.nodes}, fake GPUs on each: {options.gpus}")
 
 

@@ -44,7 +44,7 @@ from launcher.runs.write import (
 from launcher.schedulers.base import NoAnswer, Submission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.secrecy import recorded
-from launcher.sweeps.points import Point, SweepDraft, SweepRequest, as_task
+from launcher.sweeps.points import Point, SweepDraft, SweepRequest, make_task
 from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, write_record
 from slipway.common.files import write_atomic
 from slipway.common.node.settings import NAME as SUPERVISOR_SETTINGS
@@ -93,7 +93,7 @@ def plan_arrays(sweep: SweepDraft, throttle: int | None, largest: int) -> list[A
         # With one name for all, `singleton` would let them run one after the other.
         job_name = paths.job_name.removesuffix(paths.run_name) + sweep.name
         job_name += f"-{number}" if number > 1 else ""
-        named = [as_task(point, job_name, point.plan.paths.number) for point in points]
+        named = [make_task(point, job_name, point.plan.paths.number) for point in points]
         arrays.append(Array(sweep.name, job_name, named, throttle))
     return arrays
 
@@ -112,7 +112,7 @@ def array_settings(array: Array, tag: str) -> SweepSettings:
     return SweepSettings(array.sweep, tag, array.script_name, points)
 
 
-def differing(arrays: Sequence[Array]) -> list[str]:
+def list_differences(arrays: Sequence[Array]) -> list[str]:
     """Return the flags of sbatch in which the arrays of a sweep differ, without their values."""
     headers = [set(_header(array.points[0])) for array in arrays]
     every, shared = set.union(*headers), set.intersection(*headers)
@@ -189,7 +189,7 @@ def _write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: E
         sweep=sweep.name,
         tag=tag,
         script=array.script_name,
-        created=provenance.now(),
+        created=provenance.format_now(),
         user=provenance.user(),
         host=provenance.host(),
         slurm_conf=points[0].plan.slurm_conf,
@@ -236,23 +236,23 @@ def _write_point(
         undo.callback(remove_empty, missing_directories(run_dir / names.LAUNCHES))
         number = reserve_number(run_dir, KEY)
         reservation.callback(release_number, run_dir, number)
-        point = as_task(point, array.job_name, number)
+        point = make_task(point, array.job_name, number)
         draft, paths, directories = point.draft, point.plan.paths, point.plan.job.directories
         launch = Request(draft.composition.overrides, request.command, request.config_dirs)
         # The image of each is its own, where images are swept.
         image = draft.plan.job.container.image if draft.plan.job.container else None
-        own_origin = with_digest(provenance.of_image(origin, image), image)
+        own_origin = with_digest(provenance.replace_image(origin, image), image)
         manifest = replace(manifest_of(draft, launch, own_origin), **fields)
         files = files_of(draft, manifest, launch)
         del files[paths.supervisor]  # shared by all points
-        files[paths.directory / names.COMMAND_LOG] = _pasteable(point, request)
+        files[paths.directory / names.COMMAND_LOG] = _make_pasteable(point, request)
         write_launch(paths, files, None, KEY)
     undo.callback(discard_launch, paths, directories)
     make_directories(directories, KEY)
     return point, manifest
 
 
-def _pasteable(point: Point, request: SweepRequest) -> str:
+def _make_pasteable(point: Point, request: SweepRequest) -> str:
     trees = [("--config-dir", path) for path in request.config_dirs]
     trees += [("--template-dir", request.template_dir)] if request.template_dir is not None else []
     options = [word for name, path in trees for word in (name, str(path))]

@@ -81,7 +81,7 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
     sweep = BatchComposer(grid.shared, request.config_dirs)
     first = sweep.compose(grid_points[0].overrides)
     with first.annotated():
-        stage, name, directory = _place(first, request)
+        stage, name, directory = _locate_sweep(first, request)
     points = []
     for grid_point in grid_points:
         # Last, so that nothing of the command line decides otherwise.
@@ -102,7 +102,7 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
     return SweepDraft(name, directory, grid, points)
 
 
-def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, Path]:
+def _locate_sweep(composition: Composition, request: SweepRequest) -> tuple[str, str, Path]:
     """Return the stage of a sweep, its name, and its directory."""
     config = composition.config
     if len(config.stages) != 1:
@@ -143,7 +143,7 @@ def _require_one_job(config: RunConfig) -> None:
         raise setting_error(message, "--throttle N is what %N says there")
 
 
-def as_task(point: Point, job_name: str, number: int) -> Point:
+def make_task(point: Point, job_name: str, number: int) -> Point:
     """Return the point as a launch of this number, in a job of this name: all tasks of an array share one."""
     draft = point.draft.numbered(number)
     plan = replace(draft.plan, paths=replace(draft.plan.paths, job_name=job_name))
@@ -232,7 +232,7 @@ class Grid:
     def labels(self) -> dict[str, str]:
         """The name of each swept key in tables: its last words, as many as make it unique."""
         keys = [axis.plain_key for axis in self.axes]
-        return {key: _shortest(key, keys) for key in keys}
+        return {key: _shorten_key(key, keys) for key in keys}
 
     def points(self) -> list[GridPoint]:
         """Return all points, in order."""
@@ -282,7 +282,7 @@ def _axis(text: str, config_dirs: tuple[Path, ...]) -> Axis | None:
         raise UserError(message, key=key.lstrip("+~"), hint=hint)
     value: object = parsed.value()
     if isinstance(value, Glob):
-        values = _matching(text, parsed.key_or_group, value, config_dirs)
+        values = _list_choices(text, parsed.key_or_group, value, config_dirs)
     elif is_text(override):
         items = parsed.sweep_iterator()
         values = [item.text if isinstance(item, QuotedString) else str(item) for item in items]
@@ -293,7 +293,7 @@ def _axis(text: str, config_dirs: tuple[Path, ...]) -> Axis | None:
     return Axis(key, tuple(values))
 
 
-def _matching(text: str, group: str, glob: Glob, config_dirs: tuple[Path, ...]) -> list[str]:
+def _list_choices(text: str, group: str, glob: Glob, config_dirs: tuple[Path, ...]) -> list[str]:
     if group not in GROUPS:
         raise UserError(f"{escape(text)}: glob() chooses files, and {escape(group)} is a value")
     matches = glob.filter(list_options(group, config_dirs))
@@ -330,7 +330,7 @@ def _check(grid: Grid) -> None:
         raise UserError(f"{lengths} are {grid.size} points: a sweep has {MOST_POINTS} at most")
 
 
-def _shortest(key: str, keys: Sequence[str]) -> str:
+def _shorten_key(key: str, keys: Sequence[str]) -> str:
     parts = key.split(".")
     for count in range(1, len(parts)):
         label = ".".join(parts[-count:])

@@ -387,7 +387,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_jobs(
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.monitor.watching.as_line", interrupt)
+    monkeypatch.setattr("launcher.monitor.watching.format_line", interrupt)
     assert slipway(runs, "status", "--watch") == 130
     assert "the jobs continue" in capsys.readouterr().err
 

@@ -13,7 +13,14 @@ import pytest
 
 from launcher.errors import UserError
 from launcher.rendering.supervision import supervisor_archive
-from launcher.sweeps.arrays import Array, array_settings, differing, next_array, plan_arrays, render_array
+from launcher.sweeps.arrays import (
+    Array,
+    array_settings,
+    list_differences,
+    next_array,
+    plan_arrays,
+    render_array,
+)
 from launcher.sweeps.points import SweepDraft, SweepRequest, check_sweep, draft_sweep
 
 LR = "training.model.optim.lr=5e-3,6e-3,7e-3"
@@ -50,13 +57,13 @@ def test_points_with_different_resources_are_in_different_arrays(tmp_path: Path)
     planned = arrays(draft_points(tmp_path, "training.trainer.num_nodes=1,2,4", SEED))
     assert [len(array.points) for array in planned] == [2, 2, 2]
     assert len({array.job_name for array in planned}) == 3, "`singleton` would let them wait for each other"
-    assert differing(planned) == ["--nodes"]
+    assert list_differences(planned) == ["--nodes"]
 
 
 def test_more_points_than_an_array_may_have_are_split(tmp_path: Path) -> None:
     planned = arrays(draft_points(tmp_path, LR, SEED), largest=4)
     assert [array.numbers for array in planned] == ["0-3", "0-1"]
-    assert differing(planned) == []
+    assert list_differences(planned) == []
     assert len({point.grid_point.name for array in planned for point in array.points}) == 6
 
 
