@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from slipway.common.files import open_regular, unix_time, whole
+from slipway.common.files import open_regular, read_int, unix_time
 
 # A longer line is read in pieces.
 LONGEST_LINE = 1 << 20
@@ -98,22 +98,22 @@ def _to_event(content: Mapping[str, Any]) -> Event | None:
     kind = content.get("kind")
     if kind == "data":
         entropy = content.get("unigram_entropy") if content.get("split") == "validation" else None
-        tokens, has_sentinels = whole(content.get("tokens"), 0), bool(content.get("has_sentinels", False))
+        tokens, has_sentinels = read_int(content.get("tokens"), 0), bool(content.get("has_sentinels", False))
         return None if entropy is None else HeldOut(tokens, float(entropy), has_sentinels)
     if kind not in ("start", "train", "validation", "end"):
         return None
-    time, step = unix_time(content["time"]), whole(content["step"], 0)
+    time, step = unix_time(content["time"]), read_int(content["step"], 0)
     if time is None or step is None:
         return None
     if kind == "train":
         values = (content.get(key) for key in ("loss", "lr", "grad_norm", "tokens_per_second"))
         loss, rate, norm, speed = (None if value is None else float(value) for value in values)
-        return Train(time, step, loss, rate, norm, speed, whole(content.get("tokens"), 0))
+        return Train(time, step, loss, rate, norm, speed, read_int(content.get("tokens"), 0))
     if kind == "validation":
         return Validation(time, step, float(content["val_loss"]))
     if kind == "end":
         return End(time, step, str(content.get("reason")))
-    return Start(time, step, *(whole(content.get(field.name), 0) for field in fields(Start)[2:]))
+    return Start(time, step, *(read_int(content.get(field.name), 0) for field in fields(Start)[2:]))
 
 
 def _json_object(line: str) -> Mapping[str, Any] | None:

@@ -24,7 +24,7 @@ from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import launch_numbers
 from launcher.runs.trained import node
 from launcher.schedulers.base import JobStatus
-from slipway.common.files import open_regular, whole
+from slipway.common.files import open_regular, read_int
 from slipway.common.node.settings import EXIT_INTERRUPTED
 
 
@@ -139,7 +139,7 @@ def gather(run_dir: Path, number: int | None = None) -> Evidence:
     return replace(
         evidence,
         ranks=launch.nodes * launch.manifest.tasks_per_node,
-        max_steps=progress.max_steps or whole(node(config, "trainer").get("max_steps"), 1),
+        max_steps=progress.max_steps or read_int(node(config, "trainer").get("max_steps"), 1),
         step=progress.step,
         end=progress.end.reason if progress.end else None,
         records_each_step=engine == "megatron",

@@ -33,8 +33,8 @@ from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
 from slipway.common.files import read_text
-from slipway.common.node.evidence import evidence, left_by_ranks
-from slipway.common.node.judging import Facts, judge, rule_named
+from slipway.common.node.evidence import evidence, read_rank_failures
+from slipway.common.node.judging import Facts, find_rule, judge
 from slipway.common.node.marks import JobAttempt
 
 # Slurm's word for a job that was put back into the queue; a job does not stay in this state.
@@ -364,7 +364,7 @@ def diagnose(
     for its end, ``None`` while it lives, or if they are not known.
     """
     if attempt.verdict and attempt.why:
-        known = rule_named(attempt.rule)
+        known = find_rule(attempt.rule)
         nodes = tuple(attempt.excluded.split(",")) if attempt.excluded else ()
         verdict = attempt.verdict if attempt.verdict in ("done", "exclude", "stop") else "continue"
         advice = known.advice if known else None
@@ -386,7 +386,7 @@ def _first_failure(attempt: JobAttempt, failures: Path | None, why: str) -> str 
     """Describe the rank that failed first: by its own error, unless that is `why`, else by the judgement."""
     # Marks have whole seconds; a rank of a later link overwrites the error of an earlier link.
     until = math.inf if attempt.ended is None else attempt.ended + 1
-    for left in [] if failures is None else left_by_ranks(failures, attempt.started or 0.0, until):
+    for left in [] if failures is None else read_rank_failures(failures, attempt.started or 0.0, until):
         error = "" if why and left.error.startswith(why) else f": {left.error}"
         return f"rank {left.rank}{f' on {left.host}' if left.host else ''} failed first{error}"
     if attempt.rank is None:

@@ -19,7 +19,7 @@ from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from slipway.common.files import names_in, open_regular
-from slipway.common.node.evidence import Left, left_by_ranks
+from slipway.common.node.evidence import Left, read_rank_failures
 
 FAILURES = "failures"
 
@@ -96,7 +96,7 @@ def get_last_start(launch: Launch) -> float:
 
 def rank_failures(launch: Launch) -> list[Left]:
     """Return the failures of ranks since the job last began, in the order of their times."""
-    return left_by_ranks(launch.paths.results / FAILURES, get_last_start(launch))
+    return read_rank_failures(launch.paths.results / FAILURES, get_last_start(launch))
 
 
 _BLOCK = 1 << 16

@@ -13,7 +13,7 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from slipway.common.backoff import doubled_wait
+from slipway.common.backoff import double_wait
 
 S = TypeVar("S", bound=LaunchStatus)
 
@@ -99,7 +99,7 @@ class StatusPoller(Generic[S]):
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(doubled_wait(self._failures, self._interval, _LONGEST_PAUSE_SECONDS)):
+            while not self._stop.wait(double_wait(self._failures, self._interval, _LONGEST_PAUSE_SECONDS)):
                 self._rows = self._collect_rows()
         except BaseException as error:  # raised again by `snapshot`: a thread's own traceback is lost
             self._failure = error

@@ -17,7 +17,7 @@ from launcher.runs.paths import display_path
 from launcher.secrecy import recorded, redacted
 from launcher.ui import tables
 from launcher.ui.tables import moment
-from slipway.common.files import names_in, open_regular, read_json, whole
+from slipway.common.files import names_in, open_regular, read_int, read_json
 from slipway.common.node.marks import image_digest
 
 _MOST_SHOWN = 8
@@ -77,7 +77,7 @@ def encode_nonfinite(value: Any) -> Any:
 def difference_of(manifest: Manifest) -> Difference | None:
     """Return the difference that a manifest records, or ``None``."""
     record = manifest.differs or {}
-    launch, changes = whole(record.get("launch"), 1), record.get("changes")
+    launch, changes = read_int(record.get("launch"), 1), record.get("changes")
     if launch is None or not isinstance(changes, list):
         return None
     rows = [row for row in changes if isinstance(row, dict) and isinstance(row.get("key"), str)]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest, read_yaml
 from launcher.runs.paths import LAUNCHES, LaunchPaths, launch_numbers
-from slipway.common.files import read_json, whole
+from slipway.common.files import read_int, read_json
 from slipway.common.node.checkpoints import MARKER
 
 TRAINING = "training"
@@ -79,8 +79,8 @@ def marked_checkpoint(path: Path) -> MarkedCheckpoint | None:
     """Return the checkpoint of a directory; None without the marker of a finished one."""
     with suppress(OSError, ValueError):
         content = read_json(path / MARKER, _LARGEST_MARKER)
-        if (step := whole(content.get("step"), 0)) is not None:
-            serial, time = whole(content.get("serial"), 0) or 0, (path / MARKER).stat().st_mtime
+        if (step := read_int(content.get("step"), 0)) is not None:
+            serial, time = read_int(content.get("serial"), 0) or 0, (path / MARKER).stat().st_mtime
             return MarkedCheckpoint(serial, step, time, path, content)
     return None
 

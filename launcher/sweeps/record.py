@@ -15,8 +15,8 @@ from slipway.common.files import (
     UnfitFile,
     is_job_id,
     names_in,
+    read_int,
     read_json,
-    whole,
     write_atomic,
 )
 from slipway.common.node.settings import NAME as SETTINGS
@@ -150,7 +150,7 @@ def _check_record(record: ArrayRecord) -> ArrayRecord:
         name, launch = point["name"], point.get("launch")
         is_valid &= isinstance(name, str) and name not in ("", ".", "..") and "/" not in name
         is_valid &= name.isprintable() and isinstance(point["values"], dict)
-        is_valid &= launch is None or whole(launch, 1) is not None
+        is_valid &= launch is None or read_int(launch, 1) is not None
     if not is_valid:
         raise ValueError("it is no record of an array")
     return record

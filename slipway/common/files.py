@@ -146,7 +146,7 @@ def is_job_id(text: str) -> bool:
     return match is not None and int(match[1]) <= _LARGEST_JOB and int(match[2] or 0) <= _LARGEST_TASK
 
 
-def whole(value: Any, least: int = -_LARGEST, most: int = _LARGEST) -> Optional[int]:
+def read_int(value: Any, least: int = -_LARGEST, most: int = _LARGEST) -> Optional[int]:
     """Return a number of JSON as an integer, ``None`` if it is not a number in range."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -161,7 +161,7 @@ def unix_time(value: Any) -> Optional[float]:
     return float(value)
 
 
-def plain(text: str) -> str:
+def to_printable(text: str) -> str:
     """Return text fit for one line of a log or of a table, with what cannot be printed as ``?``."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 

@@ -63,7 +63,7 @@ class FastEncoder:
             raise UnsupportedError("gigatoken is not installed") from None
         except Exception as error:
             raise UnsupportedError(f"gigatoken cannot take this tokenizer: {error}") from None
-        self._unassigned = _unassigned()
+        self._unassigned = _find_unassigned()
         self.start("")
         content = json.loads(paths[0].read_bytes()) if kind == "tokenizer.json" else {}
         added = [token["content"] for token in content.get("added_tokens") or ()]
@@ -131,7 +131,7 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
 
 
 @cache
-def _unassigned() -> npt.NDArray[np.bool_]:
+def _find_unassigned() -> npt.NDArray[np.bool_]:
     """Return by code point whether the reference's edition of Unicode, or Python's, does not assign it.
 
     The reference reads Unicode's tables in several of its libraries, but only the regular expressions' can

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 
-from slipway.common.backoff import doubled_wait
+from slipway.common.backoff import double_wait
 from slipway.common.errors import UserError
 from slipway.common.files import sha256_of, sync_path, write_atomic
 from slipway.corpus.errors import OutsideError
@@ -274,7 +274,7 @@ class _Transfer:
             self._wait(failures, reason, wait)
 
     def _wait(self, failures: int, reason: str, wait: float | None) -> None:
-        longest = doubled_wait(failures - 1, self.policy.first_wait, self.policy.longest_wait)
+        longest = double_wait(failures - 1, self.policy.first_wait, self.policy.longest_wait)
         # Jitter: clients that failed together do not come back together.
         seconds = max(random.uniform(longest / 2, longest), wait or 0.0)
         self._say(

@@ -76,7 +76,7 @@ class UnknownFormatError(UserError):
     """File with an unknown format: neither its name nor its content shows it."""
 
 
-def auxiliary(names: Sequence[str], pattern: str = "*") -> dict[str, str]:
+def find_auxiliary(names: Sequence[str], pattern: str = "*") -> dict[str, str]:
     """Return the files that are not sources, and why: the one rule of all searches in directories.
 
     Parameters
@@ -106,7 +106,7 @@ def auxiliary(names: Sequence[str], pattern: str = "*") -> dict[str, str]:
     return reasons
 
 
-def pointer(content: bytes | bytearray) -> str | None:
+def detect_pointer(content: bytes | bytearray) -> str | None:
     """Return a description of a pointer to a file; None if it is a text."""
     for start, command in _POINTERS.items():
         if content.startswith(start) and len(content) < _HEAD:
@@ -139,9 +139,9 @@ def recognize(path: Path, name: str, wanted: str = "auto") -> tuple[str, str | N
     if compression is not None:
         head = _first_bytes(path, compression)
     suffix, packed = _suffixes(name)
-    kind = wanted if wanted != "auto" else _by_content(head, FORMATS_BY_SUFFIX.get(suffix))
+    kind = wanted if wanted != "auto" else _detect_format(head, FORMATS_BY_SUFFIX.get(suffix))
     if head:
-        is_other = packed is not None and compression is None and _by_content(head, None) is None
+        is_other = packed is not None and compression is None and _detect_format(head, None) is None
         _check_content(head, name, kind, packed if is_other else None)
     if kind is None:
         raise UnknownFormatError(
@@ -165,7 +165,7 @@ def _suffixes(name: str) -> tuple[str, str | None]:
 
 def _check_content(head: bytes, name: str, kind: str | None, packed: str | None) -> None:
     """Raise UserError if the first bytes cannot be those of the format, or of the compression `packed`."""
-    defect = pointer(head)
+    defect = detect_pointer(head)
     is_page = kind == "jsonl" and head.lstrip().startswith(b"<")
     if defect is None and (is_page or ((packed or kind not in (None, "txt")) and _HTML.match(head))):
         defect = "a web page instead of the data, such as the message of a server"
@@ -262,7 +262,7 @@ def _first_bytes(path: Path, compression: str) -> bytes:
         return b""
 
 
-def _by_content(head: bytes, kind: str | None) -> str | None:
+def _detect_format(head: bytes, kind: str | None) -> str | None:
     """Return the format that the first bytes prove, else `kind`."""
     if head.startswith(b"PAR1"):
         return "parquet"

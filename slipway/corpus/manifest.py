@@ -14,7 +14,7 @@ import numpy.typing as npt
 from slipway.arithmetic.indexed import manifest_path
 from slipway.common.errors import UserError
 from slipway.corpus.cleaning import DropCounts
-from slipway.corpus.errors import BadRecord, LeftOut, named, place
+from slipway.corpus.errors import BadRecord, LeftOut, describe_left_out, place
 from slipway.corpus.plan import Plan
 from slipway.corpus.sources import read_left_out
 
@@ -57,7 +57,7 @@ def is_complete(plan: Plan) -> bool:
 
 
 def _check_replaceable(plan: Plan, manifest: dict[str, Any] | None) -> None:
-    preparation, marker = plan.preparation, published_key(plan)
+    preparation, marker = plan.preparation, publishing_file(plan)
     if preparation.replace or (marker.is_file() and marker.read_text() == plan.key):
         return
     prefixes = [preparation.prefix_of(name) for name in preparation.splits or (None,)]
@@ -96,7 +96,7 @@ def _differences(plan: Plan, manifest: dict[str, Any]) -> list[str]:
     return others + [name for name, value in mine.items() if manifest[name] != value]
 
 
-def published_key(plan: Plan) -> Path:
+def publishing_file(plan: Plan) -> Path:
     """Return the file that holds a plan's key while its outputs are renamed; a kill may leave some."""
     return plan.preparation.units_dir / "publishing"
 
@@ -174,7 +174,9 @@ def summary(plan: Plan, manifest: dict[str, Any]) -> str:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         text += f"; {sum(dropped.values()):,} documents dropped ({reasons})"
     if counts["left_out"]:
-        text += f"; {named([LeftOut(**entry) for entry in manifest['left_out']], counts['left_out'])}"
+        text += (
+            f"; {describe_left_out([LeftOut(**entry) for entry in manifest['left_out']], counts['left_out'])}"
+        )
     if bad:
         shown = [
             place(plan.files[entry["file"]], BadRecord(entry["file"], entry["offset"], entry["reason"]))

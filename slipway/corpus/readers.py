@@ -17,11 +17,11 @@ from slipway.corpus.documents import (
     UNREADABLE,
     Document,
     Record,
-    damaged,
-    decoded,
+    decode,
     object_parser,
     read_content,
-    too_large,
+    report_damaged,
+    report_too_large,
 )
 from slipway.corpus.errors import LONG_LINE, BadRecord, missing_library
 from slipway.corpus.formats import FREE_BYTES, DamagedError, ExpansionError, open_stream
@@ -74,7 +74,7 @@ def read(piece: Piece, file: SourceFile, leave_out: LeaveOut = lambda entry: Non
             # A character has four bytes at most.
             if isinstance(record, Document) and len(record.text) > limit // 4:
                 is_too_large = len(record.text.encode()) > limit
-                yield too_large(file, record.offset) if is_too_large else record
+                yield report_too_large(file, record.offset) if is_too_large else record
             else:
                 yield record
     except ExpansionError:
@@ -114,9 +114,9 @@ def _read_text(piece: Piece, file: SourceFile) -> Iterator[Record]:
         with open_stream(file.path, file.compression, file.max_expansion) as stream:
             content = read_content(stream, file)
     except DamagedError:
-        yield damaged(file, 0)
+        yield report_damaged(file, 0)
         return
-    yield decoded(content, file, 0)
+    yield decode(content, file, 0)
 
 
 def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
@@ -146,7 +146,7 @@ def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
                 if begin == 0 and isinstance(record, BadRecord) and record.is_loss:
                     return
     except DamagedError:
-        yield damaged(file, offset)
+        yield report_damaged(file, offset)
 
 
 def _skip_line(stream: BinaryIO) -> int:
@@ -249,7 +249,7 @@ def _read_wikipedia(piece: Piece, file: SourceFile) -> Iterator[Record]:
         if not number:
             yield BadRecord(file.number, 0, "no page of a dump of Wikipedia", is_loss=True)
     except DamagedError:
-        yield damaged(file, number)
+        yield report_damaged(file, number)
     except (ElementTree.ParseError, StopIteration):
         reason = "not well-formed XML: the rest of the file is not read"
         yield BadRecord(file.number, number, reason, is_loss=True)

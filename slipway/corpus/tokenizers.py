@@ -94,7 +94,7 @@ def obtain(
         _fetch(preparation, wanted, policy)
     elif source.url is not None:
         _fetch(preparation, [(source.url, source.sha256, None)], policy)
-    elif source.file is None and not _present(preparation):
+    elif source.file is None and not _find_files(preparation):
         size = preparation.vocab_size or _VOCABULARY
         say(f"training a byte-level BPE of {size:,} tokens on the first text of the sources")
         write_atomic(preparation.work_dir / _TRAINED, json.dumps({str(directory): size}))
@@ -121,7 +121,7 @@ def describe(preparation: Preparation) -> TokenizerFiles:
     UserError
         If it is missing or malformed.
     """
-    paths = _present(preparation)
+    paths = _find_files(preparation)
     if not paths:
         raise UserError(f"tokenizer_dir={preparation.tokenizer_dir}: no tokenizer is there; run fetch")
     try:
@@ -134,11 +134,11 @@ def describe(preparation: Preparation) -> TokenizerFiles:
         raise UserError(f"tokenizer.file={source.file}: its sha256 is {digest}, expected {source.sha256}")
     kind = kind_of(paths)
     if kind == "gpt2":
-        size, end = _of_vocab(paths[0], contents[0], source.end_of_document)
+        size, end = _read_vocab(paths[0], contents[0], source.end_of_document)
     elif kind == "tokenizer.json":
-        size, end = _of_fast(paths[0], source.end_of_document)
+        size, end = _read_fast(paths[0], source.end_of_document)
     else:
-        size, end = _of_pieces(paths[0], contents[0], source.end_of_document)
+        size, end = _read_pieces(paths[0], contents[0], source.end_of_document)
     return TokenizerFiles(kind, paths, digest, size, end)
 
 
@@ -208,14 +208,14 @@ def open_decoder(paths: Sequence[Path]) -> Decoder:
         processor = load_pieces(files[0])
         return Decoder(processor.get_piece_size(), lambda ids: str(processor.decode(list(ids))))
     if kind is not None:
-        return _of_tokenizers(load_bpe(files) if kind == "gpt2" else load_fast(files[0]))
+        return _make_decoder(load_bpe(files) if kind == "gpt2" else load_fast(files[0]))
     raise UserError(
         f"tokenizer {', '.join(map(str, paths))}: expected vocab.json and merges.txt, a tokenizer.json, or a "
         "SentencePiece model (*.model), or the directory of one of these"
     )
 
 
-def _of_tokenizers(tokenizer: Any) -> Decoder:
+def _make_decoder(tokenizer: Any) -> Decoder:
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     return Decoder(size, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)))
 
@@ -239,7 +239,7 @@ def kind_of(paths: Sequence[Path]) -> str:
         return "tokenizer.json" if _is_json(stream.read(256)) else "sentencepiece"
 
 
-def _present(preparation: Preparation) -> tuple[Path, ...]:
+def _find_files(preparation: Preparation) -> tuple[Path, ...]:
     """Return the files of the tokenizer that is there; none if one is to be fetched or trained."""
     source, directory = preparation.tokenizer, preparation.tokenizer_dir
     if source.file is not None:
@@ -306,7 +306,7 @@ def _write_config(directory: Path, end: str | None) -> None:
         write_atomic(path, json.dumps(config, indent=1) + "\n")
 
 
-def _of_vocab(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
+def _read_vocab(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
     """Return size and end token of GPT-2's vocabulary."""
     try:
         entries = json.loads(content)
@@ -324,7 +324,7 @@ def _of_vocab(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
     return len(entries), int(entries[token])
 
 
-def _of_fast(path: Path, end: str | None) -> tuple[int, int]:
+def _read_fast(path: Path, end: str | None) -> tuple[int, int]:
     """Return size and end token of a ``tokenizer.json``; the size is the highest id's, added tokens too."""
     ids: dict[str, int] = load_fast(path).get_vocab(with_added_tokens=True)
     if not ids:
@@ -334,7 +334,7 @@ def _of_fast(path: Path, end: str | None) -> tuple[int, int]:
 
 def _end_token(path: Path, ids: dict[str, int], end: str | None) -> str:
     """Return the token that ends a document: of the configuration, the file next to it, or a common one."""
-    stated = end or _stated_end(path.with_name("tokenizer_config.json"))
+    stated = end or _read_stated_end(path.with_name("tokenizer_config.json"))
     if stated is not None:
         if stated not in ids:
             raise UserError(f"tokenizer: {path} lacks the token {stated}, which is to end documents")
@@ -347,7 +347,7 @@ def _end_token(path: Path, ids: dict[str, int], end: str | None) -> str:
     return token
 
 
-def _stated_end(path: Path) -> str | None:
+def _read_stated_end(path: Path) -> str | None:
     try:
         token = json.loads(path.read_bytes()).get("eos_token")
     except (OSError, ValueError, AttributeError):
@@ -356,7 +356,7 @@ def _stated_end(path: Path) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _of_pieces(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
+def _read_pieces(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
     """Return size and end token of a SentencePiece model."""
     if not content:
         raise UserError(f"tokenizer: {path}: empty file")

@@ -51,7 +51,7 @@ def plain_text(markup: str) -> str:
     """Return the text of an article."""
     # None is closed behind the last end: looking for it from each begin would take the square of the time.
     end = markup.rfind("-->") + 3
-    text = _without_elements(_COMMENTS.sub("", markup[:end]) + markup[end:])
+    text = _remove_elements(_COMMENTS.sub("", markup[:end]) + markup[end:])
     text = _VARIANTS.sub(r"\1", text)
     text = _repeat(text, (_TEMPLATE, ""))
     text = _repeat(text, (_TABLE, ""))
@@ -70,7 +70,7 @@ def plain_text(markup: str) -> str:
     return _BLANK_LINES.sub("\n\n", text).strip()
 
 
-def _without_elements(text: str) -> str:
+def _remove_elements(text: str) -> str:
     """Leave out the elements without text content, each up to the first end of its name."""
     tags = list(_ELEMENT.finditer(text))
     ends = defaultdict(list)

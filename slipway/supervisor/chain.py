@@ -121,7 +121,7 @@ def look_back(
     if before.state == "CANCELLED" and ending.verdict != "done":
         ending = ending._replace(verdict="stop", why="it was cancelled", nodes=())
     elif before.is_judged_now:
-        ending = limited(settings, ending, failures, before.has_progressed)
+        ending = limit_failures(settings, ending, failures, before.has_progressed)
     else:  # that link has seen to its nodes itself
         ending = ending._replace(nodes=())
     if ending.is_final:
@@ -129,7 +129,7 @@ def look_back(
     return Transition(Phase.RUNS, failures, ending, _submits(settings, link, has_successor))
 
 
-def after_end(
+def decide_after_end(
     settings: ChainSettings,
     link: int,
     ending: Ending,
@@ -147,13 +147,13 @@ def after_end(
         There is a newer checkpoint than when it began.
     """
     failures = 0 if has_progressed else failures + ending.is_failure
-    ending = limited(settings, ending, failures, has_progressed)
+    ending = limit_failures(settings, ending, failures, has_progressed)
     if ending.is_final:
         return Transition(Phase.OVER, failures, ending)
     return Transition(Phase.PASSED, failures, ending, _submits(settings, link, has_successor))
 
 
-def limited(settings: ChainSettings, ending: Ending, failures: int, has_progressed: bool) -> Ending:
+def limit_failures(settings: ChainSettings, ending: Ending, failures: int, has_progressed: bool) -> Ending:
     """Stop a chain that gets nowhere: `failures` counts this ending."""
     if ending.is_final or not ending.is_failure or has_progressed:
         return ending

@@ -34,8 +34,8 @@ from typing import (
 from slipway.common.files import AnyPath, read_json, write_atomic
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.checkpoints import Progress
-from slipway.common.node.marks import quoted
-from slipway.common.node.settings import SLURM, of_file_system
+from slipway.common.node.marks import quote
+from slipway.common.node.settings import SLURM, decode_file_names
 from slipway.supervisor.hooks import Hook
 from slipway.supervisor.job import Job, Leave
 
@@ -121,26 +121,26 @@ def read_stages(launch_dir: AnyPath) -> Stages:
         If it cannot be read.
     """
     try:
-        content = of_file_system(read_json(os.path.join(launch_dir, NAME)))
+        content = decode_file_names(read_json(os.path.join(launch_dir, NAME)))
     except FileNotFoundError:
         return Stages()
     try:
         before: Optional[Dict[str, Any]] = content.get("before")
         return Stages(
-            _typed(Stage(**before)) if before else None,
-            tuple(_typed(Stage(**stage)) for stage in content.get("after", ())),
-            tuple(_typed(Repeated(**stage)) for stage in content.get("repeated", ())),
+            _check_types(Stage(**before)) if before else None,
+            tuple(_check_types(Stage(**stage)) for stage in content.get("after", ())),
+            tuple(_check_types(Repeated(**stage)) for stage in content.get("repeated", ())),
         )
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{NAME} is damaged, or of another version: {error}") from error
 
 
-def _typed(stage: Any) -> Any:
+def _check_types(stage: Any) -> Any:
     """Return a stage; raise TypeError if a field of it is of another type, or no number from 1 on."""
     for name, kind in get_type_hints(type(stage)).items():
         value = getattr(stage, name)
         if not isinstance(value, kind) or (kind is int and value < 1):
-            raise TypeError(f"{name} is " + quoted(repr(value)))
+            raise TypeError(f"{name} is " + quote(repr(value)))
     return stage
 
 
@@ -200,7 +200,7 @@ class DependentStages:
         if end is not None:
             why += f": {end.sentence}"
         elif attempts and attempts[-1].why:
-            why += f": {quoted(attempts[-1].why)}"
+            why += f": {quote(attempts[-1].why)}"
         fields = {"exit_code": 1, "ended": int(time.time()), "verdict": "stop", "why": why}
         self._job.leave(marks.ENDED, fields)
         raise Leave(f"leaves without doing anything: {why}", 1)
@@ -255,7 +255,7 @@ class DependentStages:
             if first is None or not first.waits:
                 continue
             if self._slurm.cancel([first.job_id]):
-                by = quoted(f"job {self._job.claimant}: {why}")
+                by = quote(f"job {self._job.claimant}: {why}")
                 marks.note_cancelled(stage.directory, first.job_id, by)
                 self._job.say(f"cancelled job {first.job_id}, {stage.run}, which waited for this chain")
             else:
@@ -316,7 +316,7 @@ class DependentStages:
         if job_id is None:
             lost = (self._slurm.queued_jobs(stage.tag) or {}).get(link)
             if lost is None:
-                return quoted(answer.last_line)
+                return quote(answer.last_line)
             job_id = lost.job_id
         marks.claim(stage.directory, job_id, link)
         self._job.say(f"{stage.run} looks at the new checkpoints as job {job_id}")

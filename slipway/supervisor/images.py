@@ -34,13 +34,13 @@ def record_digest(job: Job, container: ContainerSettings, signals: Signals) -> N
         with open(os.devnull, "r+b") as nothing:
             for descriptor in range(3):
                 os.dup2(nothing.fileno(), descriptor)
-        digest = recorded(container.image).get("sha256") or _sha256(container.image)
+        digest = read_record(container.image).get("sha256") or _sha256(container.image)
         leave_image_digest(job.directory, digest)
     finally:
         os._exit(0)
 
 
-def recorded(image: str) -> Dict[str, str]:
+def read_record(image: str) -> Dict[str, str]:
     """Return the ``digest`` and ``sha256`` in an image's record, if it is of the present file."""
     try:
         state = os.stat(image)
@@ -60,7 +60,7 @@ def recorded(image: str) -> Dict[str, str]:
 
 def container_name(container: ContainerSettings) -> str:
     """Return the name of the container that is kept: another image, or state of its file, is another one."""
-    record = recorded(container.image)
+    record = read_record(container.image)
     digits = record.get("digest") or record.get("sha256")
     if not digits:
         try:

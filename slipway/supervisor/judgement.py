@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
-from slipway.common.files import plain
+from slipway.common.files import to_printable
 from slipway.common.node import marks
 from slipway.common.node.settings import EXIT_INTERRUPTED, SLURM
 from slipway.supervisor.chain import Ending
@@ -55,7 +55,7 @@ def judge_end(
     job: Job, slurm: Slurm, job_id: str, facts: "Facts", hosts: Sequence[str], since: int
 ) -> Tuple[Dict[str, Any], Ending]:
     """Return the judgement of an end, and what else a mark has of it."""
-    from slipway.common.node.evidence import first_failure, last_step, own_words
+    from slipway.common.node.evidence import first_failure, last_step, quote_error
     from slipway.common.node.judging import judge
 
     fields: Dict[str, Any] = {}
@@ -70,8 +70,8 @@ def judge_end(
         fields["step"] = last_step(lines)
         if judgement.verdict != "done" and facts.code != EXIT_INTERRUPTED:
             fields["rank"], fields["host"] = first_failure(lines, hosts, tasks)
-            said = own_words(lines, fields["host"]) if judgement.rule.name in _UNEXPLAINED else None
-            ending = ending._replace(why=plain(said) if said else ending.why)
+            said = quote_error(lines, fields["host"]) if judgement.rule.name in _UNEXPLAINED else None
+            ending = ending._replace(why=to_printable(said) if said else ending.why)
     return fields, ending
 
 
@@ -80,7 +80,7 @@ def fields_of(ending: Ending) -> Dict[str, Any]:
     return {
         "rule": ending.rule,
         "verdict": ending.verdict,
-        "why": plain(ending.why),
+        "why": to_printable(ending.why),
         "excluded": ",".join(ending.nodes),
     }
 

@@ -4,7 +4,7 @@ import os
 import time
 from typing import List, Optional, Sequence
 
-from slipway.common.files import plain
+from slipway.common.files import to_printable
 from slipway.common.node import marks
 from slipway.common.node.excluded import ExcludedNode, append_excluded, read_excluded
 from slipway.common.node.marks import ChainEnd
@@ -66,7 +66,7 @@ class LaterLinks:
                 place = f"link {following} of at most {self._chain.links}"
                 job.say(f"{place} is job {job_id}, which waits for the end of this one")
                 return True
-            job.say(f"link {following} could not be submitted: {plain(answer.last_line)}")
+            job.say(f"link {following} could not be submitted: {to_printable(answer.last_line)}")
             avoided = self._chain.exclude  # a node that has left the cluster since is no node to Slurm
             if attempt < _SUBMISSION_ATTEMPTS:
                 time.sleep(attempt)
@@ -79,9 +79,7 @@ class LaterLinks:
             return
         answer = self._slurm.test_only(",".join([*self.avoided(), names]))
         if answer.code != 0:
-            reason = (
-                f"whether Slurm can do without it could not be asked, or it cannot: {plain(answer.last_line)}"
-            )
+            reason = f"Slurm may be unable to run without it: {to_printable(answer.last_line)}"
             job.say(f"does not exclude {names}: {reason}")
             return
         until = int(time.time()) + self._chain.exclude_seconds

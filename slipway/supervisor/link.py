@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.settings import SLURM
 from slipway.common.node.slurm_states import state_at_end
-from slipway.supervisor.chain import Ending, Phase, Transition, after_end, look_back
+from slipway.supervisor.chain import Ending, Phase, Transition, decide_after_end, look_back
 from slipway.supervisor.dependent_stages import DependentStages
 from slipway.supervisor.earlier_links import EarlierLinks
 from slipway.supervisor.hooks import Hook, Verdict
@@ -96,13 +96,13 @@ class Link:
         judged_fields, ending = judge_end(job, self._slurm, job.id, facts, hosts, job.began)
         if verdict and facts.state != "CANCELLED":
             judged_fields = {"step": judged_fields.get("step")}  # no rank failed first
-            word, why = "continue" if verdict.continues else "stop", marks.quoted(verdict.why)
+            word, why = "continue" if verdict.continues else "stop", marks.quote(verdict.why)
             ending = Ending(word, verdict.rule, why)
         restarts = int(job.attempt.rpartition(".")[2])
         if ending.rule == "ended_by_user" and record and record.restarts > restarts:
             ending = ending._replace(why="somebody requeued it")
         has_next = self.later.next_job() is not None
-        step = after_end(self._chain, job.link, ending, self._failures, progress, has_next)
+        step = decide_after_end(self._chain, job.link, ending, self._failures, progress, has_next)
         ending = step.ending or ending
         state = record and state_at_end(record.state, record.reason, record.preempted, record.requeue)
         fields.update(judged_fields, state="CANCELLED" if facts.state == "CANCELLED" else state)

@@ -26,7 +26,7 @@ from slipway.supervisor import hooks
 from slipway.supervisor.detectors import DETECTORS
 from slipway.supervisor.job import Job, Leave, Unusable, print_traceback
 from slipway.supervisor.rendezvous import rendezvous
-from slipway.supervisor.tasks import Signalled, Signals, forwarding, run, run_before
+from slipway.supervisor.tasks import Signalled, Signals, map_signals, run, run_before
 
 if TYPE_CHECKING:
     from slipway.supervisor.link import Link
@@ -115,7 +115,7 @@ def _job(directory: str, tag: str, arguments: Sequence[str]) -> Job:
     environment = _submitted_environment()
     path = os.path.join(directory, settings.NAME)
     try:
-        content = settings.from_json(settings.of_file_system(read_json(path)))
+        content = settings.from_json(settings.decode_file_names(read_json(path)))
     except (OSError, ValueError) as error:
         raise Unusable(f"{path} cannot be used: {error}") from error
     if content.tag != tag:
@@ -190,7 +190,7 @@ def _claim(job: Job) -> None:
     holder = marks.claim(job.directory, job.claimant, job.link)
     if holder != job.claimant:
         name = marks.JOB if job.link == 1 else f"{marks.JOB}.{job.link}"
-        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {marks.quoted(holder)}"))
+        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {marks.quote(holder)}"))
     path = os.path.join(job.marks, marks.CHAIN_ENDED)
     if os.path.lexists(path):
         end = marks.chain_end(job.directory)
@@ -232,11 +232,11 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
         if os.environ.get(_UNREADABLE):
             raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
         hosts = _choose_rendezvous(job, link, limit)
-        command = _prepared(job, command, hosts, signals)
+        command = _prepare_command(job, command, hosts, signals)
         signals.check()
         code = _run_tasks(job, limit, command, signals, termination, link.hooks())
         if code == 0 and job.settings.scheduler != LOCAL:
-            code = _slurm_has_the_last_word(job, slurm)
+            code = _ask_slurm_for_loss(job, slurm)
         job.say(f"the tasks ended with exit code {code}")
         if termination.verdict:
             code = code if code not in (0, EXIT_INTERRUPTED) else 1  # a job that was ended did not succeed
@@ -273,7 +273,7 @@ def _wait_for_turn(job: Job, signals: Signals) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        job.say(f"waits for the end of {marks.quoted(os.fsdecode(os.pread(lock, 200, 0)))}")
+        job.say(f"waits for the end of {marks.quote(os.fsdecode(os.pread(lock, 200, 0)))}")
         # A child waits, which a signal ends: the lock is this process's as well, and its turn comes in order.
         waiting = f"import fcntl; fcntl.flock({lock}, fcntl.LOCK_EX)"
         if run_before([sys.executable, "-IS", "-c", waiting], signals):
@@ -314,7 +314,7 @@ def _choose_rendezvous(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
     return meeting.hosts
 
 
-def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: Signals) -> List[str]:
+def _prepare_command(job: Job, command: Sequence[str], hosts: Sequence[str], signals: Signals) -> List[str]:
     """Complete the command of the tasks with facts of the job, after its preparations."""
     container, scheduler = job.settings.container, job.settings.scheduler
     values = {HOSTS: ",".join(hosts)}
@@ -407,7 +407,7 @@ def _run(
     def end() -> Optional[int]:
         return signal.SIGKILL if is_stuck() else termination.signal()
 
-    forward = forwarding(job.settings.scheduler, job.settings.save_signal)
+    forward = map_signals(job.settings.scheduler, job.settings.save_signal)
     try:
         return run(commands, signals, forward, poll, end)
     except OSError as error:
@@ -426,7 +426,7 @@ def _detectors(job: Job) -> List[hooks.Hook]:
     return found
 
 
-def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
+def _ask_slurm_for_loss(job: Job, slurm: "Slurm") -> int:
     """Return 1 if Slurm ends the job although srun exited 0, as after the loss of a node."""
     from slipway.common.node.slurm_states import is_ending
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Callable
 
 from slipway.common.files import names_in
-from slipway.common.node.checkpoints import LAST, UNFINISHED, newest_of_nemo, whole_of_nemo
+from slipway.common.node.checkpoints import LAST, UNFINISHED, find_newest_nemo, find_whole_nemo
 
 Say = Callable[..., None]
 
@@ -39,7 +39,7 @@ class _Tidying:
             if name.endswith(UNFINISHED) and os.path.isfile(os.path.join(self._directory, name)):
                 self._remove_unfinished(name)
         last = self._choose_last()
-        for saved in whole_of_nemo(self._directory):
+        for saved in find_whole_nemo(self._directory):
             if saved.is_last and os.path.dirname(saved.path) == self._directory and saved.path != last:
                 why = f"NeMo takes one `-last` only, {os.path.basename(last)}"
                 self._set_aside(saved.path, why)
@@ -57,8 +57,8 @@ class _Tidying:
 
     def _choose_last(self) -> str:
         """Return the path of the one ``-last`` that stays, made of a newer checkpoint where there is one."""
-        newest = newest_of_nemo(self._directory)
-        lasts = [saved for saved in whole_of_nemo(self._directory) if saved.is_last]
+        newest = find_newest_nemo(self._directory)
+        lasts = [saved for saved in find_whole_nemo(self._directory) if saved.is_last]
         best = max(lasts, key=lambda saved: (saved.step, saved.time)).path if lasts else ""
         if newest is None or newest.is_last:
             return best

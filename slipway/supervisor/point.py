@@ -27,7 +27,7 @@ def run_point(directory: str, arguments: Sequence[str]) -> NoReturn:
     """
     path = os.path.join(directory, settings.NAME)
     try:
-        sweep = SweepSettings(**settings.of_file_system(read_json(path, RECORD_LIMIT)))
+        sweep = SweepSettings(**settings.decode_file_names(read_json(path, RECORD_LIMIT)))
         number = int(os.environ["SLURM_ARRAY_TASK_ID"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise Unusable(f"{path} cannot be used: {error!r}") from error

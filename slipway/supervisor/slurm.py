@@ -12,7 +12,7 @@ import subprocess
 from contextlib import suppress
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
-from slipway.common.files import append_line, plain
+from slipway.common.files import append_line, to_printable
 from slipway.common.node.settings import SUBMISSION_LOG
 from slipway.common.node.slurm_states import plain_word
 from slipway.supervisor.job import Job
@@ -200,7 +200,7 @@ class Slurm:
         answer = self._run(command, _SUBMISSION_SECONDS, as_submitted=True)
         job_id = submitted_id(answer)
         for line in answer.errors.splitlines() if job_id else ():
-            notice = f"job {job_id}: {plain(re.sub('^sbatch: (error: )?', '', line.strip()))}"
+            notice = f"job {job_id}: {to_printable(re.sub('^sbatch: (error: )?', '', line.strip()))}"
             self._job.say(f"sbatch says of {notice}")
             with suppress(OSError):
                 append_line(os.path.join(self._job.directory, SUBMISSION_LOG), notice)

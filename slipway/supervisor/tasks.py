@@ -75,7 +75,7 @@ class Signals:
 Forwarding = Dict[int, Tuple[str, Optional[int]]]
 
 
-def forwarding(scheduler: str, save_signal: Optional[str]) -> Forwarding:
+def map_signals(scheduler: str, save_signal: Optional[str]) -> Forwarding:
     """Return how signals to a job become signals to its tasks."""
     if scheduler == SLURM:
         return {

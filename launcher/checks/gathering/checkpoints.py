@@ -20,7 +20,7 @@ from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
 from launcher.file_systems import mount_of
 from launcher.runs.trained import MarkedCheckpoint, marked_checkpoint, marked_checkpoints
-from slipway.common.files import read_bytes, read_json, read_text, whole
+from slipway.common.files import read_bytes, read_int, read_json, read_text
 from slipway.common.node.checkpoints import MARKER, TRACKER
 from slipway.common.owners import why_untrusted
 
@@ -81,7 +81,7 @@ def saved_shards(resolver: PathResolver) -> SavedShards | None:
         return None
     if not values.flag("resume.load_optimizer", default=True) and not _was_made(values, chosen):
         return None
-    sizes = [whole(chosen.content.get(f"{name}_model_parallel_size"), 1) for name in _SHARDS]
+    sizes = [read_int(chosen.content.get(f"{name}_model_parallel_size"), 1) for name in _SHARDS]
     known = [size for size in sizes if size is not None]
     return SavedShards(str(chosen.path), *known) if known == sizes else None
 

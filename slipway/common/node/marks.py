@@ -29,12 +29,12 @@ from slipway.common.files import (
     AnyPath,
     is_job_id,
     names_in,
-    plain,
+    read_int,
     read_json,
     read_text,
     sync_file,
+    to_printable,
     unix_time,
-    whole,
     write_atomic,
     write_once,
 )
@@ -165,7 +165,7 @@ def read_attempts(
         if match:
             contents.setdefault(match[1], {}).update(_read(_path(launch_dir, name)))
     attempts = [_attempt(stem, content) for stem, content in contents.items()]
-    return _in_order(
+    return _sort_attempts(
         attempt
         for attempt in attempts
         if attempt
@@ -174,7 +174,7 @@ def read_attempts(
     )
 
 
-def _in_order(attempts: Iterable[JobAttempt]) -> List[JobAttempt]:
+def _sort_attempts(attempts: Iterable[JobAttempt]) -> List[JobAttempt]:
     """Sort by when they began; but a job's own by their numbers, because the clocks of hosts differ."""
     numbered = sorted(attempts, key=lambda attempt: attempt.number)
     newest: Dict[str, float] = {}
@@ -245,7 +245,7 @@ def leave(
 
 def time_limit(launch_dir: AnyPath, attempt: str) -> Optional[int]:
     """Return the seconds that Slurm granted an attempt of a job; ``None`` without it in its mark."""
-    return whole(_read(_path(launch_dir, f"{attempt}.{STARTED}.json")).get("time_limit"), 1)
+    return read_int(_read(_path(launch_dir, f"{attempt}.{STARTED}.json")).get("time_limit"), 1)
 
 
 def sync_mark(launch_dir: AnyPath, attempt: str, name: str) -> None:
@@ -285,7 +285,7 @@ class ChainEnd(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        return quoted(f"{self.by} ended the chain: {self.why}")
+        return quote(f"{self.by} ended the chain: {self.why}")
 
 
 def end_chain(launch_dir: AnyPath, end: ChainEnd) -> bool:
@@ -395,9 +395,9 @@ def image_digest(launch_dir: AnyPath) -> Optional[str]:
     return f"sha256:{words[0]}" if words else None
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a text that others may have written as one line of limited length."""
-    return plain(text)[:_MAX_QUOTED_CHARS]
+    return to_printable(text)[:_MAX_QUOTED_CHARS]
 
 
 def _claim_name(link: int) -> str:
@@ -419,16 +419,16 @@ def _attempt(stem: str, content: Mapping[str, Any]) -> Optional[JobAttempt]:
     job_id, _, number = stem.rpartition(".")
     if not (is_job_id(job_id) and re.fullmatch(_COUNT, number) and content):
         return None
-    fields: Dict[str, Any] = {name: whole(content.get(name), 0) for name in _NUMBERS}
+    fields: Dict[str, Any] = {name: read_int(content.get(name), 0) for name in _NUMBERS}
     fields.update((name, _text(content, name)) for name in _TEXTS)
     return JobAttempt(
         job_id=job_id,
         number=int(number),
         started=unix_time(content.get("started")),
         ended=unix_time(content.get("ended")),
-        link=whole(content.get("link"), 1) or 1,
-        failures=whole(content.get("failures"), 0) or 0,
-        exit_code=whole(content.get("exit_code"), 0, _HIGHEST_EXIT_CODE),
+        link=read_int(content.get("link"), 1) or 1,
+        failures=read_int(content.get("failures"), 0) or 0,
+        exit_code=read_int(content.get("exit_code"), 0, _HIGHEST_EXIT_CODE),
         **fields,
     )
 

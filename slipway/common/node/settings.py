@@ -4,7 +4,7 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slipway.common.files import AnyPath, plain, read_json
+from slipway.common.files import AnyPath, read_json, to_printable
 
 NAME = "supervisor.json"
 # Next to it: sbatch's messages about the launch's jobs.
@@ -191,17 +191,19 @@ def why_lost(directory: AnyPath, tag: str) -> str:
         return "" if os.path.isdir(directory) else f"{os.fspath(directory)} was deleted or moved"
     except (OSError, ValueError):
         return ""
-    return "" if other == tag else f"{os.fspath(directory)} is another launch by now, {plain(str(other))}"
+    return (
+        "" if other == tag else f"{os.fspath(directory)} is another launch by now, {to_printable(str(other))}"
+    )
 
 
-def of_file_system(value: Any) -> Any:
+def decode_file_names(value: Any) -> Any:
     """Return a value of JSON with its texts as this Python names files: one in a C locale has ASCII alone."""
     if isinstance(value, str):
         return os.fsdecode(value.encode("utf-8", "surrogateescape"))
     if isinstance(value, list):
-        return [of_file_system(each) for each in value]
+        return [decode_file_names(each) for each in value]
     if isinstance(value, dict):
-        return {name: of_file_system(each) for name, each in value.items()}
+        return {name: decode_file_names(each) for name, each in value.items()}
     return value
 
 

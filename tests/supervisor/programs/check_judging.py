@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import unittest
 
-from slipway.common.node.evidence import TAIL_BYTES, evidence, first_failure, last_step, named_in
+from slipway.common.node.evidence import TAIL_BYTES, evidence, find_hosts, first_failure, last_step
 from slipway.common.node.judging import RULES, Facts, judge
 from slipway.common.node.slurm_states import is_ending, state_at_end
 
@@ -71,10 +71,10 @@ class Evidence(unittest.TestCase):
         self.assertIsNone(last_step([]))
 
     def test_no_node_is_named_but_the_jobs_own(self) -> None:
-        self.assertEqual(named_in("g011 xg01 g01-ib0 g1: rank 3", ["g01", "g1", "g.1"], 2), ("g1",))
-        self.assertEqual(named_in("[rank3]: lost", ["g01", "g02"], 2), ("g02",))
-        self.assertEqual(named_in("[rank4]: lost", ["g01", "g02"], 2), ())
-        self.assertEqual(named_in("gx1: lost", ["g.1"], 2), ())
+        self.assertEqual(find_hosts("g011 xg01 g01-ib0 g1: rank 3", ["g01", "g1", "g.1"], 2), ("g1",))
+        self.assertEqual(find_hosts("[rank3]: lost", ["g01", "g02"], 2), ("g02",))
+        self.assertEqual(find_hosts("[rank4]: lost", ["g01", "g02"], 2), ())
+        self.assertEqual(find_hosts("gx1: lost", ["g.1"], 2), ())
 
 
 class Judging(unittest.TestCase):

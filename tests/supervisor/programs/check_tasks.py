@@ -27,7 +27,7 @@ from slipway.supervisor import hooks, images, main, srun, tasks, termination, ti
 from slipway.supervisor.job import Job
 from slipway.supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
 from slipway.supervisor.slurm import JobRecord
-from slipway.supervisor.tasks import Signalled, Signals, forwarding, run, run_before
+from slipway.supervisor.tasks import Signalled, Signals, map_signals, run, run_before
 
 # A task that signals the supervisor, and tells by its exit code which signal it got itself.
 SIGNALLED = (
@@ -47,7 +47,7 @@ class WithSignals(unittest.TestCase):
         self.addCleanup(self.signals.release)
 
     def code(self, *scripts, scheduler=SLURM, save=None):
-        return run([task(script) for script in scripts], self.signals, forwarding(scheduler, save))
+        return run([task(script) for script in scripts], self.signals, map_signals(scheduler, save))
 
 
 class Tasks(WithSignals):
@@ -240,7 +240,7 @@ class Hooks(WithSignals):
             [self.hook(lambda job: 1, every=0.1), self.hook(lambda job: time.sleep(60), every=0.1)],
         )
         loop = task("for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; exit 4")
-        code = run([loop], self.signals, forwarding(SLURM, None), polling.poll)
+        code = run([loop], self.signals, map_signals(SLURM, None), polling.poll)
         polling.stop()
         self.assertEqual(code, 4)
         self.assertGreater(len(self.answers), 1)
@@ -325,7 +325,7 @@ class Steps(WithSignals):
                 self.addCleanup(polling.stop)
                 command = task(f"trap '' TERM; echo 'srun: {words}' >>{self.log}; exec sleep 60")
                 start = time.monotonic()
-                code = run([command], self.signals, forwarding(SLURM, None), polling.poll, killed_by(waits))
+                code = run([command], self.signals, map_signals(SLURM, None), polling.poll, killed_by(waits))
                 self.assertEqual(code, 137)
                 self.assertTrue(1 <= time.monotonic() - start < 50)
 
@@ -343,7 +343,7 @@ class Steps(WithSignals):
             "srun: Job step aborted: Waiting up to 1 seconds for job step to finish."  # a rank's own step
         )
         works = f"echo '{aborted}' >>{errors}; for i in {{1..20}}; do echo loss >>{self.log}; sleep 0.1; done"
-        code = run([task(works)], self.signals, forwarding(SLURM, None), polling.poll, killed_by(waits))
+        code = run([task(works)], self.signals, map_signals(SLURM, None), polling.poll, killed_by(waits))
         self.assertEqual(code, 0)
 
 
@@ -419,7 +419,7 @@ class GrantedLimit(WithSignals):
         self.signals.turn = limit.turn
         with contextlib.redirect_stdout(io.StringIO()):
             command = task(script.format("; ".join(commands or ["kill -USR1 $PPID"])))
-            code = run([command], self.signals, forwarding(SLURM, None), limit.pause)
+            code = run([command], self.signals, map_signals(SLURM, None), limit.pause)
         self.assertEqual((code, self.signals.first), (5, "USR1"))
         return time.monotonic() - start
 
@@ -526,4 +526,4 @@ class Places(unittest.TestCase):
             self.assertEqual(images.container_name(container), "nemo-" + "ab" * 6)
             with open(path, "a") as stream:
                 stream.write(" of today")
-            self.assertEqual(images.recorded(path), {})
+            self.assertEqual(images.read_record(path), {})
