@@ -274,7 +274,7 @@ def _print(launch: Launch, selection: LogSelection, lines: int | None) -> int:
 def _job(launch: Launch, selection: LogSelection, status: JobStatus) -> str:
     if selection.link is not None:
         return selection.link
-    return f"{launch.job}_{selection.task}" if selection.task else launch.job_in(status)
+    return f"{launch.job}_{selection.task}" if selection.task else launch.find_job(status)
 
 
 def _words(status: JobStatus) -> str:

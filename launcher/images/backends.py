@@ -51,7 +51,7 @@ class ImportContext:
     def pinned_source(self) -> Reference:
         """The image that was looked up, even if its tag has moved since."""
         digest = self.remote.digest
-        return self.source.at(digest) if digest and self.source.kind is Kind.REGISTRY else self.source
+        return self.source.pin(digest) if digest and self.source.kind is Kind.REGISTRY else self.source
 
 
 def choose_backend(source: Reference, via: str, note: Callable[[str], None]) -> str:

@@ -253,7 +253,7 @@ def _base(config: RecipeConfig) -> Reference:
     if base.digest not in (None, config.digest):
         message = f"image.digest={config.digest!r}: image.base has another digest"
         raise setting_error(message, hint="keep one of the two", also=["image.base"])
-    return base.at(config.digest)
+    return base.pin(config.digest)
 
 
 def _warnings(config: RecipeConfig, base: Reference) -> Iterator[str]:

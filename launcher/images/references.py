@@ -95,11 +95,11 @@ class Reference:
         if self.kind is Kind.SQUASHFS:
             return self.name
         if self.kind in _FILES:
-            return f"{self.kind}:{self._tagged(self.name)}"
+            return f"{self.kind}:{self._add_tag(self.name)}"
         pinned = f"@{self.digest}" if self.digest else ""
         if self.kind is Kind.REGISTRY:
-            return f"{self._host}{self._tagged(self._short)}{pinned}"
-        return f"{self.kind}://{self._tagged(self.name)}{pinned}"
+            return f"{self._host}{self._add_tag(self._short)}{pinned}"
+        return f"{self.kind}://{self._add_tag(self.name)}{pinned}"
 
     @property
     def for_pyxis(self) -> str | None:
@@ -115,14 +115,14 @@ class Reference:
         if self.kind is Kind.REGISTRY:
             return f"docker://{self.for_pyxis}"
         if self.kind in (Kind.DOCKER_ENGINE, Kind.PODMAN) and self.digest is None:
-            return f"{self.kind}://{self._tagged(self.name)}"
+            return f"{self.kind}://{self._add_tag(self.name)}"
         return None
 
     @property
     def for_skopeo(self) -> str | None:
         """The name that skopeo, podman and buildah take; ``None`` for a squashfs."""
         if self.kind in _FILES:
-            return f"{self.kind}:{self._tagged(str(self.path))}"
+            return f"{self.kind}:{self._add_tag(str(self.path))}"
         transport = _OF_SKOPEO.get(self.kind)
         return f"{transport}{self.for_build}" if transport else None
 
@@ -131,7 +131,7 @@ class Reference:
         """The name as in a Dockerfile's FROM: registry, name, tag and digest, for every kind."""
         name = f"{self.registry}/{self.name}" if self.registry else self.name
         # A digest decides; skopeo does not read a tag as well.
-        return f"{name}@{self.digest}" if self.digest else self._tagged(name)
+        return f"{name}@{self.digest}" if self.digest else self._add_tag(name)
 
     @property
     def file_name(self) -> str:
@@ -163,7 +163,7 @@ class Reference:
         """True if a digest names it, so that it will be the same image tomorrow."""
         return self.digest is not None
 
-    def at(self, digest: str) -> Reference:
+    def pin(self, digest: str) -> Reference:
         """Return the same image, pinned to a digest."""
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"{digest!r} is no digest")
@@ -178,7 +178,7 @@ class Reference:
     def _short(self) -> str:
         return self.name.removeprefix(_HUB_LIBRARY) if self.registry == DOCKER_HUB else self.name
 
-    def _tagged(self, name: str) -> str:
+    def _add_tag(self, name: str) -> str:
         return f"{name}:{self.tag}" if self.tag else name
 
 
@@ -228,9 +228,9 @@ class _Parser:
         if kind is None or (kind is Kind.REGISTRY and not rest.startswith("//")):
             return self._registry(text)
         rest = rest.removeprefix("//")
-        return self._registry(rest) if kind is Kind.REGISTRY else self._stored(kind, rest)
+        return self._registry(rest) if kind is Kind.REGISTRY else self._parse_stored(kind, rest)
 
-    def _stored(self, kind: Kind, rest: str) -> Reference:
+    def _parse_stored(self, kind: Kind, rest: str) -> Reference:
         name, tag, digest = self._split(rest)
         host, _, below = name.partition("/")
         if below and _is_registry(host):

@@ -180,7 +180,7 @@ def look_up(source: Reference, access: Access) -> RemoteImage:
         raw = _inspect(source, access, doing, "--raw")
         digest = _digest_for_this_machine(json.loads(raw)) if source.kind is Kind.REGISTRY else None
         if digest is not None:
-            source = source.at(digest)
+            source = source.pin(digest)
             raw = _inspect(source, access, doing, "--raw")
         config = _image_config(json.loads(_inspect(source, access, doing, "--config")))
         unpacked = 0.0

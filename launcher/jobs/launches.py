@@ -56,7 +56,7 @@ class Launch:
         """Return the job's id for people; of a chain that of its first link."""
         return self.manifest.job_id or "-"
 
-    def job_in(self, status: JobStatus) -> str:
+    def find_job(self, status: JobStatus) -> str:
         """Return the id for people of the job that a status is about: of a chain the current link's."""
         return status.chain.job_id if status.chain else self.job
 
@@ -222,4 +222,4 @@ def _add_marked_job(launch: Launch) -> Launch:
 
 
 def _set_job(launch: Launch, job_id: str) -> Launch:
-    return replace(launch, manifest=launch.manifest.submitted_as(job_id))
+    return replace(launch, manifest=launch.manifest.set_job(job_id))

@@ -65,7 +65,7 @@ class RunLocator:
         remember_trees({launch.paths.run_dir.parent for launch in launches})
         return launches
 
-    def located(self, job_id: str) -> list[Launch]:
+    def locate(self, job_id: str) -> list[Launch]:
         """Return the launch that a scheduler says a job is of; raise UserError if the launch was removed."""
         removed: Path | None = None
         for script in self._ask(lambda scheduler: scheduler.locate(job_id)):

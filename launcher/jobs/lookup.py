@@ -125,7 +125,7 @@ def _launches_of(job_id: str, locator: RunLocator) -> Sequence[Launch]:
     if any(is_own(launch.paths.manifest) for launch in known):
         return known
     with contextlib.suppress(UserError) if known else contextlib.nullcontext():
-        known = locator.located(job_id) or known
+        known = locator.locate(job_id) or known
     return known or _select_by_job(job_id, locator.launches(locator.trees_of_jobs(), job_id))
 
 

@@ -210,7 +210,7 @@ def _submit_stages(ready: Sequence[_Ready]) -> None:
             _submit_stage(stage, before)
         except (UserError, KeyboardInterrupt) as error:
             for later in ready[number + 1 :]:
-                _keep(later, later.manifest.refused(f"the stage before it, {stage.stage}, has no job"))
+                _keep(later, later.manifest.set_error(f"the stage before it, {stage.stage}, has no job"))
             if before is not None and isinstance(error, UserError):
                 raise _after(before, stage, error) from error
             raise
@@ -246,7 +246,7 @@ def _submit(stage: _Ready) -> None:
     submission = replace(stage.launch.submission, after=manifest.after, exclude=_excluded(stage))
     try:
         try:
-            stage.manifest = manifest.submitted_as(submit(stage.scheduler, submission))
+            stage.manifest = manifest.set_job(submit(stage.scheduler, submission))
         except NoAnswer:
             raise
         except UserError as error:
@@ -255,9 +255,9 @@ def _submit(stage: _Ready) -> None:
             # A node that has left the cluster since is no node to Slurm; nor must the others be too few.
             job_id = submit(stage.scheduler, replace(submission, exclude=None))
             stage.warnings.append(_not_avoided(manifest, error))
-            stage.manifest = replace(manifest, excluded=[]).submitted_as(job_id)
+            stage.manifest = replace(manifest, excluded=[]).set_job(job_id)
     except NoAnswer as error:
-        _keep(stage, manifest.as_unconfirmed(error.message))
+        _keep(stage, manifest.set_unanswered(error.message))
         where = shlex.quote(display_path(paths.run_dir))
         raise NoAnswer(
             error.message,
@@ -265,10 +265,10 @@ def _submit(stage: _Ready) -> None:
             "the next launch of this run looks for it first",
         ) from error
     except KeyboardInterrupt:
-        _keep(stage, manifest.as_unconfirmed("its launcher was interrupted"))
+        _keep(stage, manifest.set_unanswered("its launcher was interrupted"))
         raise
     except UserError as error:
-        write_manifest(paths.directory, manifest.refused(str(error)))
+        write_manifest(paths.directory, manifest.set_error(str(error)))
         raise
 
 

@@ -101,13 +101,13 @@ def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> str 
         kept = claim(directory, GIVEN_UP)
     try:
         if kept == GIVEN_UP:
-            write_manifest(directory, manifest.refused(manifest.unanswered or _DIED))
+            write_manifest(directory, manifest.set_error(manifest.unanswered or _DIED))
         else:
-            record_job(launch.paths, manifest.submitted_as(kept))
+            record_job(launch.paths, manifest.set_job(kept))
     except OSError as error:  # a colleague's launch, or a full disk
         message = "what became of launch %s could not be written down: %s"
         _logger.warning(message, manifest.launch, error.strerror)
-    name, number, job_id = manifest.run, launch.paths.number, manifest.id_in(kept)
+    name, number, job_id = manifest.run, launch.paths.number, manifest.find_id(kept)
     return None if kept == GIVEN_UP else f"launch {number} of {name} was submitted as job {job_id} after all"
 
 

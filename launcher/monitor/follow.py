@@ -39,7 +39,7 @@ def follow_launch(launch: Launch, view: LinesView | LiveView) -> JobStatus:
             over, (status,) = snapshot.is_over, snapshot.rows
             new = reader.newest(_STEPS)
             if new:
-                watch.alive()
+                watch.mark_alive()
                 progress.apply(new)
             view.show(status, progress, new, is_over=over and not new)
             if over and not new:
@@ -76,7 +76,7 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
 
 def _failure_message(launch: Launch, status: JobStatus) -> str:
     reason = f" ({status.full_reason})" if status.full_reason else ""
-    job = f"Job {launch.job_in(status)} of {launch.manifest.run}"
+    job = f"Job {launch.find_job(status)} of {launch.manifest.run}"
     lines = [escape(f"{job}: {status.state.value}{reason}")]
     if status.state in (State.NOT_SUBMITTED, State.INTERRUPTED) or not launch.manifest.job_id:
         return lines[0]
@@ -131,7 +131,7 @@ class LinesView:
             self._print_state(status)
 
     def _print_state(self, status: JobStatus) -> None:
-        state = (self._launch.job_in(status), status.state, status.reason, status.nodes)
+        state = (self._launch.find_job(status), status.state, status.reason, status.nodes)
         if state != self._printed:
             self._printed = state
             _print(" ".join(state_words(self._launch, status)))

@@ -211,7 +211,7 @@ def follow_log(
             state = f"the job is {status.state.value}{reason}"
             has_text = read_all(reader, write)
             if has_text:
-                watch.alive()
+                watch.mark_alive()
             elif (newest := choose(reader.path)) != reader.path:
                 reader = LogReader(newest)
                 tell_once(f"{newest.name}:")

@@ -67,7 +67,7 @@ class StatusPoller(Generic[S]):
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
         self._rows = self._collect_rows()
-        self.alive()
+        self.mark_alive()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -76,7 +76,7 @@ class StatusPoller(Generic[S]):
     def __exit__(self, *_error: object) -> None:
         self._stop.set()
 
-    def alive(self) -> None:
+    def mark_alive(self) -> None:
         """Record that a job is alive, as its output shows, though the scheduler does not answer."""
         # The times of the last answer, and of the last answer about a live job.
         self._answered = self._seen_live = time.monotonic()

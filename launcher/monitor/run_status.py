@@ -159,7 +159,7 @@ class StatusRow(LaunchStatus):
         values = {
             "RUN": self.run,
             "LAUNCH": self.number,
-            "JOB": launch.job_in(self) if launch else None,
+            "JOB": launch.find_job(self) if launch else None,
             LINK: self.chain,
             "STATE": self.state.value,
             "SINCE": since(self.transitions.last_transition if is_known else None, datetime.now()),
@@ -277,7 +277,7 @@ def state_words(launch: Launch | None, status: JobStatus) -> list[str]:
     """Return the words for the state of a job: its id, the state with its reason, its nodes, its duration."""
     is_over = status.state.is_final
     words = [
-        f"job {launch.job_in(status)}{f' (link {status.chain})' if status.chain else ''}" if launch else "",
+        f"job {launch.find_job(status)}{f' (link {status.chain})' if status.chain else ''}" if launch else "",
         status.state.value + (f" ({status.full_reason})" if status.full_reason else ""),
         f"on {status.nodes}" if status.nodes and not is_over else "",
         f"after {status.elapsed}" if status.elapsed and is_over else "",

@@ -67,7 +67,7 @@ def _check_end(seen: Evidence) -> Judgement:
     status = seen.status
     code = "" if status.exit_code is None else f", exit code {status.exit_code}"
     reason = f" ({status.reason})" if status.reason else ""
-    job = seen.launch.job_in(status)
+    job = seen.launch.find_job(status)
     end = f"job {job} {status.state.value}{reason}{code if code[2:] not in reason else ''}"
     is_good = status.state is State.COMPLETED and not status.exit_code
     return OK if is_good else _judge_missing(seen), end

@@ -136,18 +136,18 @@ class Manifest:
         pairs = ((name, each.get("granted"), each.get("asked")) for name, each in self.granted.items())
         return ", ".join(f"{name} {got} ({asked} asked for)" for name, got, asked in pairs) or None
 
-    def submitted_as(self, job_id: str) -> Manifest:
+    def set_job(self, job_id: str) -> Manifest:
         """Return the manifest with its job; for a point of a sweep with its task of that array."""
-        return replace(self, job_id=self.id_in(job_id), unanswered=None)
+        return replace(self, job_id=self.find_id(job_id), unanswered=None)
 
-    def id_in(self, job_id: str) -> str:
+    def find_id(self, job_id: str) -> str:
         """Return the id of this launch in the job, or array, that it became."""
         return job_id if self.array_task is None else f"{job_id}_{self.array_task}"
 
-    def refused(self, error: str) -> Manifest:
+    def set_error(self, error: str) -> Manifest:
         return replace(self, error=error, unanswered=None)
 
-    def as_unconfirmed(self, why: str) -> Manifest:
+    def set_unanswered(self, why: str) -> Manifest:
         """Return the manifest of a launch that may or may not have become a job."""
         return replace(self, unanswered=why)
 

@@ -346,7 +346,7 @@ def _submit(scheduler: SlurmScheduler, array: WrittenArray, after: str | None) -
         with contextlib.suppress(OSError):
             write_record(array.directory, replace(record, error=why))
             for point, manifest in zip(array.points, array.manifests, strict=True):
-                result = manifest.refused(why) if is_refused else manifest.as_unconfirmed(why)
+                result = manifest.set_error(why) if is_refused else manifest.set_unanswered(why)
                 write_manifest(point.plan.paths.directory, result)
         raise
 
@@ -362,7 +362,7 @@ def _record_jobs(arrays: Sequence[WrittenArray], job_ids: Sequence[str]) -> list
         for point, planned in zip(array.points, array.manifests, strict=True):
             paths = point.plan.paths
             try:
-                record_job(paths, planned.submitted_as(job_id))
+                record_job(paths, planned.set_job(job_id))
             except OSError as error:
                 failed.add(f"into {display_path(paths.directory)}: {error.strerror}")
     remember_trees({point.plan.paths.run_dir.parent for array in arrays for point in array.points})

@@ -262,7 +262,7 @@ class Input(Section):
     def location(self) -> str:
         return self.path or self.url or ""
 
-    def written(self) -> str | dict[str, Any]:
+    def to_config(self) -> str | dict[str, Any]:
         """Return the entry as one writes it: a path alone, or the keys that are set."""
         node = {name: value for name, value in vars(self).items() if value is not None}
         return node if len(node) > 1 or self.path is None else self.path
@@ -292,7 +292,7 @@ class Filter(Section):
     name: str
     options: dict[str, Any]
 
-    def written(self) -> str | dict[str, Any]:
+    def to_config(self) -> str | dict[str, Any]:
         """Return the filter as one writes it."""
         return {self.name: self.options} if self.options else self.name
 
@@ -359,11 +359,11 @@ def _splits(value: Any) -> Any:
 class DataPreparation(Section):
     """The node `data_preparation`: sources to a tokenizer and Megatron's .bin/.idx."""
 
-    inputs: Annotated[list[Annotated[Input, Rule(_input, Input.written)]], Rule(_inputs)]
+    inputs: Annotated[list[Annotated[Input, Rule(_input, Input.to_config)]], Rule(_inputs)]
     pattern: Line = "*"
     format: SourceFormat = "auto"
     text_key: Line = "text"
-    filters: list[Annotated[Filter, Rule(_filter, Filter.written)]] = field(default_factory=list)
+    filters: list[Annotated[Filter, Rule(_filter, Filter.to_config)]] = field(default_factory=list)
     deduplicate: Deduplication = Deduplication()
     tokenizer_dir: Place
     # The 256 bytes and the end-of-text token, at least.

@@ -68,7 +68,7 @@ class FastEncoder:
         content = json.loads(paths[0].read_bytes()) if kind == "tokenizer.json" else {}
         added = [token["content"] for token in content.get("added_tokens") or ()]
         try:
-            self._compare([self._without_new(text) for text in probe_texts(added)])
+            self._compare([self._remove_new(text) for text in probe_texts(added)])
         except DifferentIdsError as error:
             raise UnsupportedError(str(error)) from None
 
@@ -104,7 +104,7 @@ class FastEncoder:
             return np.asarray(self._reference([text])[0], np.uint32)
         return self._fast(text)
 
-    def _without_new(self, text: str) -> str:
+    def _remove_new(self, text: str) -> str:
         """Return a text without the characters for which it would go to the reference."""
         numbers = _code_points(text)
         return numbers[~self._unassigned[numbers]].tobytes().decode("utf-32-le")

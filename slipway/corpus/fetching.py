@@ -191,22 +191,22 @@ class _Transfer:
 
     def run(self) -> Fetched:
         try:
-            with self._locked():
+            with self._lock():
                 self.state = _State.read(self.state_path)
-                known = self._complete()
+                known = self._find_complete()
                 if known is not None and known.sha256 == self.expected:
                     return self._reuse(known)
                 return self._attempts(known)
         except OSError as error:
             if error.errno in _FULL:
-                raise OutsideError(self._full_disk()) from None
+                raise OutsideError(self._explain_full_disk()) from None
             raise OutsideError(f"{self.part}: {error.strerror or error}") from None
 
     def _say(self, line: str) -> None:
         self.progress.say(f"{self.remote.name}: {line}")
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """Hold the part against other processes; a lock ends with its process."""
         with self.part.open("ab") as stream:
             try:
@@ -224,7 +224,7 @@ class _Transfer:
                 if self.part.is_file() and not self.part.stat().st_size:
                     self.part.unlink()
 
-    def _complete(self) -> Fetched | None:
+    def _find_complete(self) -> Fetched | None:
         """Return the file of an earlier run if it is unchanged."""
         if self.state is None or self.state.sha256 is None or not self.path.is_file():
             return None
@@ -251,7 +251,7 @@ class _Transfer:
         failures, furthest = 0, 0
         while True:
             try:
-                body = self._changed(known) if known is not None else self._request()
+                body = self._open_changed(known) if known is not None else self._request()
                 if body is None:
                     assert known is not None
                     return self._reuse(known)
@@ -284,7 +284,7 @@ class _Transfer:
         if self.stop.wait(seconds):
             raise OutsideError(f"{self.remote.name}: interrupted")
 
-    def _changed(self, known: Fetched) -> Body | None:
+    def _open_changed(self, known: Fetched) -> Body | None:
         """Return the body of another version than the complete file; None if the server has no other."""
         assert self.state is not None
         try:
@@ -430,9 +430,9 @@ class _Transfer:
     def _need_space(self, total: int | None) -> None:
         missing = (total or 0) - self.received
         if missing > shutil.disk_usage(self.part.parent).free:
-            raise OutsideError(self._full_disk(missing))
+            raise OutsideError(self._explain_full_disk(missing))
 
-    def _full_disk(self, missing: int | None = None) -> str:
+    def _explain_full_disk(self, missing: int | None = None) -> str:
         free = shutil.disk_usage(self.part.parent).free
         needs = "" if missing is None else f"{missing:,} bytes are still to come, "
         return (

@@ -285,7 +285,7 @@ class DependentStages:
         """Submit the stages that have enough new checkpoints to look at; a failure holds up nothing."""
         for stage in self._stages.repeated:
             before = _read_count(stage)
-            count = before.with_newest(newest, self._job.settings.engine)
+            count = before.count_newer(newest, self._job.settings.engine)
             if count.new >= stage.every:
                 problem = self._submit(stage)
                 count = count._replace(new=count.new if problem else 0, problem=problem)
@@ -367,7 +367,7 @@ class _Count(NamedTuple):
     new: int = 0
     problem: str = ""
 
-    def with_newest(self, newest: Optional[Progress], engine: str) -> "_Count":
+    def count_newer(self, newest: Optional[Progress], engine: str) -> "_Count":
         """Count the checkpoints up to a newer one: our trainer numbers them, of others each look sees one."""
         if newest is None or not checkpoints.is_newer(newest, self.newest):
             return self

@@ -20,7 +20,7 @@ class EarlierLinks:
         # The last attempt of the link before, and its end as found out, if it left no mark of that.
         self._judged: Tuple[Optional[JobAttempt], Dict[str, Any]] = (None, {})
 
-    def at_work(self) -> str:
+    def find_running(self) -> str:
         """Return the job of an earlier link that Slurm has not ended yet, and Slurm's word for it.
 
         A link begins before that where its dependency was lost, as by ``scontrol update dependency=``.

@@ -51,7 +51,7 @@ class LaterLinks:
         dependency = "--dependency=afterany:" + job.environment.get("SLURM_JOB_ID", "")
         flags = [dependency + (",singleton" if self._chain.singleton else ""), "--kill-on-invalid-dep=yes"]
         script = name_script(self._settings.script, self._settings.tag, following)
-        avoided = ",".join(self.avoided())
+        avoided = ",".join(self.list_avoided())
         for attempt in range(1, _SUBMISSION_ATTEMPTS + 1):
             arguments = list(flags)
             if avoided:
@@ -77,7 +77,7 @@ class LaterLinks:
         job, names = self._job, ",".join(nodes)
         if self._chain.exclude_seconds <= 0 or not names:
             return
-        answer = self._slurm.test_only(",".join([*self.avoided(), names]))
+        answer = self._slurm.test_only(",".join([*self.list_avoided(), names]))
         if answer.code != 0:
             reason = f"Slurm may be unable to run without it: {to_printable(answer.last_line)}"
             job.say(f"does not exclude {names}: {reason}")
@@ -93,7 +93,7 @@ class LaterLinks:
         moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(until))
         job.say(f"excludes {names} until {moment}: {why}")
         later = self._jobs()
-        if later and not self._slurm.update_excluded(later, ",".join(self.avoided())):
+        if later and not self._slurm.update_excluded(later, ",".join(self.list_avoided())):
             job.say(f"job {','.join(later)} may run on {names} all the same: Slurm did not take the change")
 
     def end_chain(self, why: str) -> None:
@@ -119,7 +119,7 @@ class LaterLinks:
         if later:
             self._slurm.cancel(later)
 
-    def avoided(self) -> List[str]:
+    def list_avoided(self) -> List[str]:
         """Return the user's own excluded nodes, and those that failed under this run a short time ago."""
         names = [self._chain.exclude] if self._chain.exclude else []
         return names + [entry.node for entry in read_excluded(self._settings.run_dir, time.time())]

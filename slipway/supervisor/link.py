@@ -72,7 +72,7 @@ class Link:
         fields: Dict[str, Any] = {"link": self._job.link, "failures": self._failures}
         if self._began_with:
             fields.update(self._began_with.fields())
-        fields["avoids"] = ",".join(self.later.avoided())
+        fields["avoids"] = ",".join(self.later.list_avoided())
         return fields
 
     def end(

@@ -287,7 +287,7 @@ def _wait_for_turn(job: Job, signals: Signals) -> None:
 def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:
     """Wait for an earlier link that Slurm still runs: its end is not this one's to judge yet."""
     pause = 0
-    for earlier in iter(link.earlier.at_work, ""):
+    for earlier in iter(link.earlier.find_running, ""):
         if not pause:
             job.say(f"waits for the end of job {earlier}: its own dependency is lost")
         pause = min(2 * pause or 1, _LONGEST_PAUSE)
@@ -367,7 +367,7 @@ def _run_tasks(
     code = _run(job, limit, commands, signals, termination, [*own_hooks, patience.hook], patience.is_over)
     if patience.is_over():
         job.say("srun waited in vain for tasks that it had ended: it was killed")
-    if code == 0 and step.never_ran():
+    if code == 0 and step.has_never_run():
         job.say("srun exited with 0, but some tasks never started")
         return 1
     return code

@@ -49,7 +49,7 @@ class StepLog(NamedTuple):
         except OSError:
             return []
 
-    def never_ran(self) -> bool:
+    def has_never_run(self) -> bool:
         """Return True if srun says of the step that it was not started as a whole."""
         from slipway.common.node.evidence import last_step
 

@@ -43,7 +43,7 @@ class Termination:
         """End the tasks for a reason."""
         self._job.say(f"ends the tasks: {quote(verdict.why)}")
         self.verdict, self._due = verdict, time.monotonic()
-        self._steps = self._in_order(verdict.saves)
+        self._steps = self._iterate_signals(verdict.saves)
 
     def pause(self) -> Optional[float]:
         """Return the seconds until the next signal is due; ``None`` if none is."""
@@ -60,7 +60,7 @@ class Termination:
         self._due = time.monotonic() + seconds if self.verdict else None
         return number
 
-    def _in_order(self, saves: bool) -> Iterator[Tuple[int, float]]:
+    def _iterate_signals(self, saves: bool) -> Iterator[Tuple[int, float]]:
         """Yield the signals, each with the seconds until the next one."""
         settings = self._job.settings
         save = map_signals(settings.scheduler, settings.save_signal)[signal.SIGUSR1][1]

@@ -302,13 +302,13 @@ class Steps(WithSignals):
 
     def test_step_that_never_ran_is_recognized(self):
         step = srun.begin_step(self.job)
-        self.assertFalse(step.never_ran())  # what is in the log already is of the attempt before
+        self.assertFalse(step.has_never_run())  # what is in the log already is of the attempt before
         self.write("a task says: srun: Timed out waiting for job step to complete\n")
-        self.assertFalse(step.never_ran())
+        self.assertFalse(step.has_never_run())
         self.write(STOPPED)
-        self.assertTrue(step.never_ran())
+        self.assertTrue(step.has_never_run())
         self.write("step 20/20 | loss 1.2\n")
-        self.assertFalse(step.never_ran())  # a step of its own is what one of its ranks could not start
+        self.assertFalse(step.has_never_run())  # a step of its own is what one of its ranks could not start
 
     def test_an_srun_that_waits_for_a_lost_node_is_killed(self):
         for name in ("_PATIENCE", "_UNTOLD_SECONDS", "_EVERY"):
