@@ -1,10 +1,9 @@
 """Recipes: a Dockerfile with all its values, the files that it copies, and the names of the image.
 
-The hash covers everything that determines the image's content: the Dockerfile with its values, the files
-that are copied, the platform. Two recipes of one hash make the same image, so that a launch recognizes a
-built one by its file's name. The hash leaves out the commit and its changes, which are in the labels of a
-built image, and our trainer's code, which a launch copies: otherwise each change of ours would need a new
-image.
+The hash covers everything that determines the image's content: the Dockerfile with its values, the files that
+are copied, the platform. Two recipes of one hash make the same image, so that a launch recognizes a built one
+by its file's name. The hash leaves out the commit and its changes, which are in the labels of a built image,
+and our trainer's code, which a launch copies: otherwise each change of ours would need a new image.
 """
 
 from __future__ import annotations

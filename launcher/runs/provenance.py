@@ -35,7 +35,6 @@ def new_tag() -> str:
 
 
 def user() -> str:
-    """Return the name of the user."""
     try:
         # Not getpass: LOGNAME may be anything, and the scheduler uses the user id.
         return pwd.getpwuid(os.getuid()).pw_name

@@ -168,7 +168,6 @@ def first_job_id(now: float) -> int:
 
 
 def slurmdbd_conf(paths: SandboxPaths, ports: Ports) -> str:
-    """Return the text of slurmdbd.conf."""
     return _SLURMDBD_CONF.format(controller=CONTROLLER, paths=paths, ports=ports, database=DATABASE)
 
 

@@ -183,12 +183,8 @@ def gres_type(gres: str | None) -> str | None:
     return match["type"] if match is not None else None
 
 
-def _read() -> dict[str, dict[str, Any]]:
-    rows = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
-    return {row["name"]: row for row in rows}
-
-
-ROWS: Mapping[str, Mapping[str, Any]] = MappingProxyType(_read())
+_rows = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
+ROWS: Mapping[str, Mapping[str, Any]] = MappingProxyType({row["name"]: row for row in _rows})
 GPUS: Mapping[str, Gpu] = MappingProxyType({name: gpu_from(name, row) for name, row in ROWS.items()})
 
 # The GPU that the shipped sizes are for, where the configuration names none.

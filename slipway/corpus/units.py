@@ -62,7 +62,6 @@ class SourceFile:
     max_expansion: int = DataPreparation.max_expansion
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON."""
         return asdict(self) | {"path": str(self.path), "row_groups": list(self.row_groups)}
 
     @classmethod

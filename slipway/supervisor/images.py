@@ -65,7 +65,9 @@ def container_name(container: ContainerSettings) -> str:
     if not digits:
         try:
             state = os.stat(container.image)
-            text = f"{container.image}\n{state.st_size} {_modified(state)} {state.st_ino}\n"
+            # The time of the last change as in ``stat --format=%.9Y``.
+            seconds, nanoseconds = divmod(state.st_mtime_ns, 10**9)
+            text = f"{container.image}\n{state.st_size} {seconds}.{nanoseconds:09d} {state.st_ino}\n"
         except OSError:
             text = container.image + "\n"
         digits = hashlib.sha256(os.fsencode(text)).hexdigest()
@@ -94,12 +96,6 @@ def stage(job: Job, container: ContainerSettings, on_each_node: Sequence[str], s
         job.say(str(error))
     job.say(f"not every node has a copy of the image in {copies}: the tasks start from {image}")
     return image
-
-
-def _modified(state: os.stat_result) -> str:
-    """Return the time of the last change, as ``stat --format=%.9Y`` prints it."""
-    seconds, nanoseconds = divmod(state.st_mtime_ns, 10**9)
-    return f"{seconds}.{nanoseconds:09d}"
 
 
 def _sha256(path: str) -> str:

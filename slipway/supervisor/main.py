@@ -85,7 +85,7 @@ def _main(arguments: Sequence[str]) -> int:
         return 2
     try:
         if is_point:
-            from slipway.supervisor.point import run_point  # late: most jobs are no sweep's
+            from slipway.supervisor.sweep_point import run_point  # late: most jobs are no sweep's
 
             run_point(directory, arguments[1:])
         signals = Signals()

@@ -323,7 +323,7 @@ def link_jobs(launch_dir: AnyPath) -> List[str]:
 
 
 def later_jobs(launch_dir: AnyPath, tags: Collection[str] = ()) -> Dict[int, str]:
-    """Return the same without the first, which the launcher knows, by the numbers of their links.
+    """Return the jobs of a launch's later links by their numbers; the launcher knows the first.
 
     A claim that could not be written, as on a full disk, hides no later one: an empty one or its job's own
     marks replace it. `tags` is as in `read_attempts`.
