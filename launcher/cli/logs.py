@@ -17,14 +17,14 @@ from launcher.monitor.follow import follow_and_tell
 from launcher.monitor.logs import (
     LogReader,
     failed_task_logs,
+    find_newest_log,
+    find_next_log,
     follow_log,
     job_logs,
-    last_lines,
-    newest_log,
-    next_log,
     rank_failures,
     rank_logs,
     read_all,
+    read_last_lines,
     select_part,
     tail_offsets,
     task_logs,
@@ -171,7 +171,7 @@ def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> JobSt
         # An array's tasks run beside each other, and one log at a time is shown.
         for task, log in list(failed_task_logs(launch, status).items())[:_FAILED_TASKS]:
             print_stderr(f"the end of the log of task {task}, {display_path(log)}:")
-            _write(last_lines(log, _LAST_LINES))
+            _write(read_last_lines(log, _LAST_LINES))
     print_stderr(f"job {_job(launch, selection, status)} is {_words(status)}")
     return status
 
@@ -217,7 +217,7 @@ def _chain_log(launch: Launch, link: str | None, extension: str = "out") -> LogS
     if link is not None:
         return LogSelection([launch.paths.log(link, extension)], link=link)
     logs = logs or [launch.log(extension)]
-    return LogSelection(logs, lambda current: next_log(launch, current, extension))
+    return LogSelection(logs, lambda current: find_next_log(launch, current, extension))
 
 
 def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
@@ -236,13 +236,15 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
             hint = f"its tasks: {compress_tasks(declared)}"
             raise UserError(f"{_name(launch)} has no task {task}", hint=hint)
         selection = LogSelection([launch.paths.log(f"{launch.job}_{task}", extension)], task=str(task))
-    if extension == "err" and not selection.logs[0].exists() and newest_log(launch).exists():
+    if extension == "err" and not selection.logs[0].exists() and find_newest_log(launch).exists():
         raise _no_stderr(launch)
     return selection
 
 
 def _newest(launch: Launch, extension: str = "out") -> LogSelection:
-    return LogSelection([newest_log(launch, extension)], lambda current: next_log(launch, current, extension))
+    return LogSelection(
+        [find_newest_log(launch, extension)], lambda current: find_next_log(launch, current, extension)
+    )
 
 
 def _rank_log(launch: Launch, rank: int) -> LogSelection:

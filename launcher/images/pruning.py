@@ -97,7 +97,7 @@ def decide(
     """Decide about each image, in their order."""
     kept = {entry.path: why for entry in entries if (why := _reason_to_keep(entry, uses, rules, now))}
     unneeded = [entry for entry in entries if entry.path not in kept]
-    unneeded.sort(key=lambda entry: _last_use(entry, uses), reverse=True)
+    unneeded.sort(key=lambda entry: _find_last_use(entry, uses), reverse=True)
     for entry in unneeded[: rules.keep]:
         kept[entry.path] = f"one of the newest {rules.keep} unneeded images"
     decisions = []
@@ -151,13 +151,13 @@ def _reason_to_keep(
         return "not made by slipway: it has no record"
     if launches and not rules.ended:
         return f"{_name([use.run for use in launches])} ran in it"
-    age = now - _last_use(entry, uses)
+    age = now - _find_last_use(entry, uses)
     if age < rules.older_than:
         return f"needed {max(age, 0.0) / _DAY_SECONDS:.0f} days ago"
     return None
 
 
-def _last_use(entry: Stored, uses: Mapping[Path, Sequence[ImageUse]]) -> float:
+def _find_last_use(entry: Stored, uses: Mapping[Path, Sequence[ImageUse]]) -> float:
     return max([entry.modified, *(use.launched for use in uses.get(entry.path.resolve(), ()))])
 
 

@@ -40,7 +40,7 @@ class RecipeImage:
 
     @property
     def recipe(self) -> Recipe:
-        return cached_recipe(self.name, self.flavor, self.config_dirs, self.template_dir)
+        return read_cached_recipe(self.name, self.flavor, self.config_dirs, self.template_dir)
 
     @property
     def image(self) -> str:
@@ -103,7 +103,7 @@ def resolve_container(
 
 
 @cache
-def cached_recipe(
+def read_cached_recipe(
     name: str, flavor: str | None, config_dirs: tuple[Path, ...], template_dir: Path | None
 ) -> Recipe:
     """Read a recipe, once for all facts of its image and all points of a sweep."""
@@ -124,7 +124,7 @@ def cached_recipe(
     return read_recipe(name, flavor, (), config_dirs, template_dir)
 
 
-def recorded_digest(image: str | None) -> str | None:
+def read_recorded_digest(image: str | None) -> str | None:
     """Return the digest in the record of an image file, if it is the record of this file."""
     if image is None or not image.startswith("/"):
         return None
@@ -153,7 +153,7 @@ def locate(
 
     named, recipes = recipe_and_flavor(text), recipe_names(config_dirs)
     if named is not None and named[0] in recipes:
-        return _locate_recipe(store, cached_recipe(*named, config_dirs, template_dir))
+        return _locate_recipe(store, read_cached_recipe(*named, config_dirs, template_dir))
     if text.endswith(SQUASHFS_SUFFIXES) or (named is not None and ":" not in text):
         files = [entry.path.name for entry in list_images(store)]
         known = [*files, *recipes]

@@ -88,7 +88,7 @@ def _find_running(ref: RunRef) -> tuple[LaunchStatus, Launch]:
     if others:
         numbers = ", ".join(str(target.number) for target, _ in running)
         raise UserError(f"{target.run} runs several launches: {numbers}", hint="choose one: --launch N")
-    return _running_task(target), launch
+    return _find_running_task(target), launch
 
 
 def _explain_state(target: LaunchStatus) -> UserError:
@@ -135,7 +135,7 @@ def _node_option(launch: Launch, point: AttachPoint, job_id: str | None) -> str:
     return f"--nodelist={nodes[index]}" if index < len(nodes) else f"--relative={index}"
 
 
-def _running_task(target: LaunchStatus) -> LaunchStatus:
+def _find_running_task(target: LaunchStatus) -> LaunchStatus:
     """Return the running task of an array: usually there is only one."""
     running = [task for task, state in target.tasks.items() if state is State.RUNNING]
     if target.task is not None or not running:

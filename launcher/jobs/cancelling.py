@@ -151,14 +151,14 @@ def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
     saving = [ending for ending in endings if ending.saves_first]
     others = [ending for ending in endings if not ending.saves_first]
     _end_chains(scheduler, others)
-    _cancel(scheduler, others, _waiting_jobs)
+    _cancel(scheduler, others, _find_waiting_jobs)
     running = [ending for ending in others if ending.target.runs and not (ending.saves or ending.is_over)]
     _cancel(scheduler, running, lambda ending: [[ending.job_id]])
     _run(scheduler, Action.SAVE, [(ending, ending.job_id) for ending in endings if ending.saves])
     # The next link sees the mark: it begins long after this one was asked to save.
     saving = [ending for ending in saving if ending.error is None]
     _end_chains(scheduler, saving)
-    _cancel(scheduler, saving, _waiting_jobs)
+    _cancel(scheduler, saving, _find_waiting_jobs)
 
 
 def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
@@ -201,7 +201,7 @@ def _claim(launch: Launch, known: ChainJobs, lost: Mapping[int, str]) -> None:
             claim(launch.paths.directory, job_id, link)
 
 
-def _waiting_jobs(ending: _Ending) -> Iterator[list[str]]:
+def _find_waiting_jobs(ending: _Ending) -> Iterator[list[str]]:
     """Yield the waiting jobs in groups to cancel at once: of a chain the last link first."""
     yield from ([job_id] for job_id in reversed(ending.further))
     if ending.tasks_that_wait:

@@ -16,7 +16,7 @@ from launcher.jobs.locator import RunLocator
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import current_statuses, poll
 from launcher.runs.paths import CHECKPOINTS, display_path
-from launcher.runs.trained import TRAINING, marked_checkpoints, newest_training
+from launcher.runs.trained import TRAINING, find_marked_checkpoints, newest_training
 from launcher.runs.trust import is_own
 from slipway.common.files import sync_path
 from slipway.common.node.checkpoints import progress, step_of
@@ -65,7 +65,7 @@ def checkpoints(run_dir: Path, stays: Callable[[int, int], str | None]) -> list[
         names = re.findall(rf"{re.escape(directory.name)}/([^/'\",\]]+)", " ".join(overrides))
         names += re.findall(r"\d+", " ".join(text for text in overrides if ".step=" in text))
         used |= dict.fromkeys(names, f"{user} uses it")
-    marked = {item.path: item.damage for item in marked_checkpoints(directory)}
+    marked = {item.path: item.damage for item in find_marked_checkpoints(directory)}
     whole = [path for path in entries if not path.is_symlink() and (engine != "megatron" or path in marked)]
     newest, place, found = progress(str(directory), engine), 0, []
     for step, path in sorted(((_step(path), path) for path in whole), reverse=True):

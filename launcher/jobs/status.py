@@ -199,7 +199,7 @@ def current_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     However many runs there are, each scheduler is asked once. One broken run hides no other. Of a run of
     which only launches are named, these are returned instead, in any state.
     """
-    numbers = _named_launches(refs)
+    numbers = _group_launches(refs)
     return [
         item
         for run_dir, items in _possible_statuses(numbers).items()
@@ -207,7 +207,7 @@ def current_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     ]
 
 
-def _named_launches(refs: Sequence[RunRef]) -> dict[Path, list[int]]:
+def _group_launches(refs: Sequence[RunRef]) -> dict[Path, list[int]]:
     """Return the launches named for each run; an empty list means the whole run."""
     named: dict[Path, list[int]] = {ref.run_dir: [] for ref in refs}
     whole = {ref.run_dir for ref in refs if ref.launch is None}
@@ -301,7 +301,7 @@ def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     """
     for ref in refs:
         require_launch(ref.run_dir, ref.launch)
-    numbers = _named_launches(refs)
+    numbers = _group_launches(refs)
     by_run = _possible_statuses(numbers)
     named: dict[tuple[Path, int | None, str | None], LaunchStatus] = {}
     for ref in refs:

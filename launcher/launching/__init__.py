@@ -24,8 +24,8 @@ from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LAUNCHES, LaunchPaths, display_path
 from launcher.runs.write import (
     discard_launch,
+    list_missing_directories,
     make_directories,
-    missing_directories,
     release_number,
     remove_empty,
     reserve_number,
@@ -169,7 +169,7 @@ def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: cont
     scheduler = scheduler_for(plan.scheduler, plan.slurm_conf)
     run_dir = plan.paths.run_dir
     reconcile_unconfirmed(run_dir)
-    undo.callback(remove_empty, missing_directories(run_dir / LAUNCHES))
+    undo.callback(remove_empty, list_missing_directories(run_dir / LAUNCHES))
     with draft.composition.annotated():
         number = reserve_number(run_dir, draft.results_key)
     reservations.callback(release_number, run_dir, number)

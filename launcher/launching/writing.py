@@ -46,9 +46,9 @@ def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Orig
     if image is None or not image.startswith("/"):
         return origin
     # Imported late: many launches have no image.
-    from launcher.images.resolve import recorded_digest
+    from launcher.images.resolve import read_recorded_digest
 
-    digest = recorded_digest(image)
+    digest = read_recorded_digest(image)
     return origin if digest is None else replace(origin, fields={**origin.fields, "image_digest": digest})
 
 

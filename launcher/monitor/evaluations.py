@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.errors import escape
 from launcher.runs.paths import CHECKPOINTS, EVALUATIONS
-from launcher.runs.trained import marked_checkpoints, newest_training, node
+from launcher.runs.trained import find_marked_checkpoints, newest_training, node
 from launcher.ui import tables
 from slipway.common.files import names_in, read_json
 
@@ -89,7 +89,7 @@ def _read_save_times(run_dir: Path) -> dict[int, dict[str, float]]:
     """
     training, saved = newest_training(run_dir), dict[int, dict[str, float]]()
     with contextlib.suppress(OSError):
-        for item in marked_checkpoints(training.checkpoints if training else run_dir / CHECKPOINTS):
+        for item in find_marked_checkpoints(training.checkpoints if training else run_dir / CHECKPOINTS):
             parts = [item.content.get(key, empty) for key, empty in _WEIGHTS.items()]
             digest = f"{zlib.crc32(json.dumps(parts).encode()):08x}"
             saved.setdefault(item.step, {})[digest] = item.time

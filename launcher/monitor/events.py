@@ -225,13 +225,13 @@ def read_head_and_tail(
             skipped = content.find(b"\n") + 1  # the end of a line that began before
             newest = parse_events(content[skipped:].rpartition(b"\n")[0])
             if not any(isinstance(event, Validation) for event in newest):
-                first += last_line_with(stream, _VALIDATION, size - tail + skipped)
+                first += find_last_line(stream, _VALIDATION, size - tail + skipped)
             return first + newest
     except FileNotFoundError:
         return []
 
 
-def last_line_with(stream: BinaryIO, words: bytes, before: int) -> list[Event]:
+def find_last_line(stream: BinaryIO, words: bytes, before: int) -> list[Event]:
     """Return the event of the last line with `words` before a byte; empty if none is near."""
     least, overlap = max(before - _SEARCH_BYTES, 0), len(words) - 1
     for start, block in blocks_back(stream, least, before, _BLOCK_BYTES, growth=4, overlap=overlap):

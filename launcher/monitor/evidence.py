@@ -145,7 +145,7 @@ def gather(run_dir: Path, number: int | None = None) -> Evidence:
         records_each_step=engine == "megatron",
         curves=curves,
         diverged=next((log.divergence for log in searched.values() if log.divergence), None),
-        ended_ranks=_ended_ranks(launch, progress.step) if engine == "megatron" else None,
+        ended_ranks=_find_ended_ranks(launch, progress.step) if engine == "megatron" else None,
         saved=find_saved(config, launch.paths, engine),
     )
 
@@ -187,7 +187,7 @@ def _errors(launch: Launch, logs: Mapping[Path, LogErrors]) -> list[str] | None:
     return [*failures, *errors] if failures or any(log.is_file() for log in logs) else None
 
 
-def _ended_ranks(launch: Launch, step: int | None) -> frozenset[int]:
+def _find_ended_ranks(launch: Launch, step: int | None) -> frozenset[int]:
     """Return the ranks whose own logs end with the message that they ended at a step."""
     ended = set()
     for path in launch.paths.results.glob("nemo_log_globalrank-*.txt"):

@@ -13,7 +13,7 @@ from typing import Any
 from launcher.errors import UserError, shortened
 from launcher.jobs.launches import Launch, adopt, read_launch
 from launcher.jobs.status import LaunchStatus, poll
-from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints
+from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Progress, Start
 from launcher.monitor.logs import FAILURES
 from launcher.monitor.provenance_report import (
@@ -212,7 +212,7 @@ def _row(status: LaunchStatus, before: Launch | None) -> LaunchRow:
             for stretch in stretches:
                 if not isinstance(event, HeldOut) and stretch.covers(event.time):  # that has no time
                     stretch.take(event)
-    damaged = damaged_checkpoints(launch)
+    damaged = find_damaged_checkpoints(launch)
     for stretch in stretches:
         stretch.damaged = [checkpoint for checkpoint in damaged if stretch.covers(checkpoint.time)]
     changes = Changes()
@@ -379,10 +379,10 @@ def diagnose(
         return None
     if diagnosis.rule in _NOT_OF_RANKS:
         return diagnosis
-    return replace(diagnosis, first=_first_failure(attempt, failures, diagnosis.why))
+    return replace(diagnosis, first=_find_first_failure(attempt, failures, diagnosis.why))
 
 
-def _first_failure(attempt: JobAttempt, failures: Path | None, why: str) -> str | None:
+def _find_first_failure(attempt: JobAttempt, failures: Path | None, why: str) -> str | None:
     """Describe the rank that failed first: by its own error, unless that is `why`, else by the judgement."""
     # Marks have whole seconds; a rank of a later link overwrites the error of an earlier link.
     until = math.inf if attempt.ended is None else attempt.ended + 1

@@ -15,7 +15,7 @@ from launcher.errors import escape
 from launcher.jobs.launches import Launch
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
-from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints, summary
+from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpoints, summary
 from launcher.monitor.events import Event, Progress
 from launcher.monitor.provenance_report import Difference, difference_of, encode_nonfinite
 from launcher.monitor.readers import newest_events
@@ -269,7 +269,7 @@ def _add_progress(item: LaunchStatus) -> StatusRow:
     events: list[Event] = []
     with contextlib.suppress(OSError):  # another user's run that may not be read
         events = newest_events(item.launch, restarted=item.has_restarted)
-    transitions, damaged = transitions_of(item.launch, item), damaged_checkpoints(item.launch)
+    transitions, damaged = transitions_of(item.launch, item), find_damaged_checkpoints(item.launch)
     return StatusRow.extending(item, progress=Progress(events), transitions=transitions, damaged=damaged)
 
 

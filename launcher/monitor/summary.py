@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from launcher.errors import UserError
 from launcher.jobs.launches import open_launches
 from launcher.jobs.status import poll
-from launcher.monitor.curves import Curves, choose_evenly, finite_points, smooth
+from launcher.monitor.curves import Curves, choose_evenly, select_finite_points, smooth
 from launcher.monitor.evaluations import Evaluation, progress_rows, read_evaluations
 from launcher.monitor.events import Start
 from launcher.monitor.provenance_report import encode_nonfinite
@@ -193,14 +193,14 @@ def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> st
 
 def train_points(curves: Curves, width: int) -> Points:
     """Return the smoothed training loss, twice as many points as columns: a braille character has two."""
-    steps, losses = finite_points(curves.steps, curves.losses)
+    steps, losses = select_finite_points(curves.steps, curves.losses)
     drawn = choose_evenly(len(steps), 2 * width)
     return list(zip([steps[index] for index in drawn], smooth(losses, at=drawn), strict=True))
 
 
 def held_out_points(curves: Curves, width: int) -> Points:
     """Return the held-out loss, a point for each three columns at most."""
-    steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
+    steps, losses = select_finite_points(curves.validation.steps, curves.validation.columns[0])
     return [(steps[index], losses[index]) for index in choose_evenly(len(steps), width // 3)]
 
 
@@ -281,7 +281,7 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     """Draw the losses into a PNG file; raise UserError without matplotlib, or if it cannot be written."""
     figure = new_figure(9, 5.2)
     axes: Any = figure.add_subplot()
-    steps, losses = finite_points(curves.steps, curves.losses)
+    steps, losses = select_finite_points(curves.steps, curves.losses)
     axes.plot(steps, losses, color=TRAIN, alpha=0.3, linewidth=1)
     drawn = choose_evenly(len(steps), 4 * _COLUMNS)
     means = smooth(losses, at=drawn)
@@ -289,7 +289,7 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     if curves.spikes:
         style = {"color": SPIKE, "linestyle": "", "marker": "v", "markersize": 5}
         axes.plot(*zip(*curves.spikes, strict=True), label="spike", **style)
-    steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
+    steps, losses = select_finite_points(curves.validation.steps, curves.validation.columns[0])
     if steps:
         marker = "o" if len(steps) <= 60 else None
         style = {"color": HELD_OUT, "linewidth": 2, "marker": marker, "markersize": 5}

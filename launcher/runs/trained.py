@@ -75,7 +75,7 @@ class MarkedCheckpoint(NamedTuple):
         return None
 
 
-def marked_checkpoint(path: Path) -> MarkedCheckpoint | None:
+def read_marked_checkpoint(path: Path) -> MarkedCheckpoint | None:
     """Return the checkpoint of a directory; None without the marker of a finished one."""
     with suppress(OSError, ValueError):
         content = read_json(path / MARKER, _LARGEST_MARKER)
@@ -85,10 +85,10 @@ def marked_checkpoint(path: Path) -> MarkedCheckpoint | None:
     return None
 
 
-def marked_checkpoints(directory: Path) -> list[MarkedCheckpoint]:
+def find_marked_checkpoints(directory: Path) -> list[MarkedCheckpoint]:
     """Return the checkpoints of our trainer that have a marker, the newest last."""
     visible = [path for path in directory.iterdir() if not (path.is_symlink() or path.name.startswith("."))]
-    return sorted(filter(None, map(marked_checkpoint, visible)), key=lambda saved: saved[:3])
+    return sorted(filter(None, map(read_marked_checkpoint, visible)), key=lambda saved: saved[:3])
 
 
 def newest_training(path: Path) -> TrainingLaunch | None:

@@ -140,7 +140,7 @@ def discard_launch(paths: LaunchPaths, directories: Iterable[Path]) -> None:
     remove_empty([*directories, paths.run_dir / LAUNCHES, paths.run_dir])
 
 
-def missing_directories(path: Path) -> list[Path]:
+def list_missing_directories(path: Path) -> list[Path]:
     """Return the missing ones of a directory and its parents, the innermost first."""
     return [directory for directory in (path, *path.parents) if not file_mode(directory)]
 

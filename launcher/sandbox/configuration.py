@@ -159,7 +159,7 @@ def slurm_conf(options: SandboxOptions, ports: Ports, version: tuple[int, int], 
     return text
 
 
-def first_job_id(now: float) -> int:
+def choose_first_job_id(now: float) -> int:
     """Return a job number for a boot at `now` (Unix seconds), larger by 61 with every quarter of a second.
 
     Sandboxes that boot within seconds then seldom have jobs of one number, which would meet at one port.

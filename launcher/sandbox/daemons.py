@@ -139,7 +139,7 @@ def write_files(record: SandboxRecord) -> None:
         # Slurm follows the link to a character device, which a container could not make without MKNOD. With
         # a regular file jobs run, but CUDA_VISIBLE_DEVICES is silently unset.
         (paths.devices / f"gpu{index}").symlink_to(os.devnull)
-    first_job_id = configuration.first_job_id(time.time())
+    first_job_id = configuration.choose_first_job_id(time.time())
     version = slurm_version()
     paths.slurm_conf.write_text(configuration.slurm_conf(options, record.ports, version, first_job_id))
     (paths.etc / "gres.conf").write_text(configuration.gres_conf(options))

@@ -34,8 +34,8 @@ from launcher.runs.write import (
     copy_package,
     discard_launch,
     link_atomic,
+    list_missing_directories,
     make_directories,
-    missing_directories,
     release_number,
     remove_empty,
     reserve_number,
@@ -144,7 +144,7 @@ class WrittenArray:
     record: ArrayRecord
 
 
-def next_array(sweep_dir: Path) -> Path:
+def choose_next_array(sweep_dir: Path) -> Path:
     """Return the directory of a sweep's next array; raise OSError if the others cannot be listed."""
     directory = sweep_dir / ARRAYS
     entries = directory.iterdir() if directory.is_dir() else ()
@@ -213,7 +213,7 @@ def _write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: E
 def _reserve(sweep_dir: Path) -> Path:
     """Make a directory that no other launcher has."""
     (sweep_dir / ARRAYS).mkdir(parents=True, exist_ok=True)
-    directory = next_array(sweep_dir)
+    directory = choose_next_array(sweep_dir)
     while True:
         try:
             directory.mkdir()
@@ -233,7 +233,7 @@ def _write_point(
     """Write the launch of a point under the next number of its run."""
     run_dir = point.plan.paths.run_dir
     with ExitStack() as reservation:
-        undo.callback(remove_empty, missing_directories(run_dir / names.LAUNCHES))
+        undo.callback(remove_empty, list_missing_directories(run_dir / names.LAUNCHES))
         number = reserve_number(run_dir, KEY)
         reservation.callback(release_number, run_dir, number)
         point = make_task(point, array.job_name, number)
@@ -294,7 +294,7 @@ def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
         raise UserError("this Slurm takes no job arrays: its MaxArraySize is 0")
     arrays = plan_arrays(sweep, request.throttle, largest)
     for array in arrays:
-        script = render_array(array, next_array(sweep.directory), "tag", request.template_dir)
+        script = render_array(array, choose_next_array(sweep.directory), "tag", request.template_dir)
         for point in array.points:
             _ = point.draft.texts  # a mistake in a template is refused before anything is written
         answer = validate(scheduler, script)
@@ -311,7 +311,7 @@ def launch_sweep(sweep: SweepDraft, ready: ReadySweep, request: SweepRequest) ->
     for point in sweep.again:
         reconcile_unconfirmed(point.plan.paths.run_dir)
     with sweep.points[0].draft.composition.annotated(), ExitStack() as undo:
-        undo.callback(remove_empty, missing_directories(sweep.directory))
+        undo.callback(remove_empty, list_missing_directories(sweep.directory))
         try:
             written = [_write_array(array, sweep, request, undo) for array in ready.arrays]
         except OSError as error:

@@ -137,7 +137,7 @@ def recognize(path: Path, name: str, wanted: str = "auto") -> tuple[str, str | N
         head = stream.read(_HEAD)
     compression = next((kind for kind, magic in _MAGIC.items() if magic.match(head)), None)
     if compression is not None:
-        head = _first_bytes(path, compression)
+        head = _read_first_bytes(path, compression)
     suffix, packed = _suffixes(name)
     kind = wanted if wanted != "auto" else _detect_format(head, FORMATS_BY_SUFFIX.get(suffix))
     if head:
@@ -253,7 +253,7 @@ class _Frames(io.RawIOBase):
         return count
 
 
-def _first_bytes(path: Path, compression: str) -> bytes:
+def _read_first_bytes(path: Path, compression: str) -> bytes:
     try:
         with open_stream(path, compression) as stream:
             return stream.read(_HEAD)

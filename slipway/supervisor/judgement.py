@@ -55,7 +55,7 @@ def judge_end(
     job: Job, slurm: Slurm, job_id: str, facts: "Facts", hosts: Sequence[str], since: int
 ) -> Tuple[Dict[str, Any], Ending]:
     """Return the judgement of an end, and what else a mark has of it."""
-    from slipway.common.node.evidence import first_failure, last_step, quote_error
+    from slipway.common.node.evidence import find_first_failure, find_last_step, quote_error
     from slipway.common.node.judging import judge
 
     fields: Dict[str, Any] = {}
@@ -67,9 +67,9 @@ def judge_end(
             judgement = judge(facts, lines, hosts, tasks, slurm.down_nodes(hosts))
         nodes = tuple(judgement.nodes) if judgement.verdict == "exclude" else ()
         ending = Ending(judgement.verdict, judgement.rule.name, judgement.rule.means, nodes)
-        fields["step"] = last_step(lines)
+        fields["step"] = find_last_step(lines)
         if judgement.verdict != "done" and facts.code != EXIT_INTERRUPTED:
-            fields["rank"], fields["host"] = first_failure(lines, hosts, tasks)
+            fields["rank"], fields["host"] = find_first_failure(lines, hosts, tasks)
             said = quote_error(lines, fields["host"]) if judgement.rule.name in _UNEXPLAINED else None
             ending = ending._replace(why=to_printable(said) if said else ending.why)
     return fields, ending

@@ -51,11 +51,11 @@ class StepLog(NamedTuple):
 
     def has_never_run(self) -> bool:
         """Return True if srun says of the step that it was not started as a whole."""
-        from slipway.common.node.evidence import last_step
+        from slipway.common.node.evidence import find_last_step
 
         # Text of a log is anybody's: tasks that trained have started, and may call srun themselves.
         lines = self.lines()
-        return any(re.match(_NEVER_RAN, line) for line in lines) and last_step(lines) is None
+        return any(re.match(_NEVER_RAN, line) for line in lines) and find_last_step(lines) is None
 
     def wait(self) -> Optional[List[int]]:
         """Return the seconds that srun waits for tasks which it has ended, and the bytes in the job's logs.

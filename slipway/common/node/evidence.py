@@ -79,7 +79,7 @@ def read_rank_failures(failures: AnyPath, since: float = 0.0, until: float = mat
     return sorted((left for left in all_left if since <= left.time <= until), key=lambda left: left[:2])
 
 
-def first_failure(
+def find_first_failure(
     lines: Iterable[str], hosts: Sequence[str], tasks_per_node: int
 ) -> Tuple[Optional[int], Optional[str]]:
     """Return the rank that failed first and its node, each ``None`` if the lines do not name it."""
@@ -109,7 +109,7 @@ def quote_error(lines: Sequence[str], host: Optional[str] = None) -> Optional[st
     return None
 
 
-def last_step(lines: Sequence[str]) -> Optional[int]:
+def find_last_step(lines: Sequence[str]) -> Optional[int]:
     """Return the last step that the lines log; ``None`` if they log none."""
     for line in reversed(lines):
         steps = _STEP.findall(line)
