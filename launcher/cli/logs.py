@@ -17,8 +17,8 @@ from launcher.monitor.follow import follow_and_tell
 from launcher.monitor.logs import (
     LogReader,
     failed_task_logs,
-    find_newest_log,
-    find_next_log,
+    find_log,
+    find_next,
     follow_log,
     job_logs,
     rank_failures,
@@ -217,7 +217,7 @@ def _chain_log(launch: Launch, link: str | None, extension: str = "out") -> LogS
     if link is not None:
         return LogSelection([launch.paths.log(link, extension)], link=link)
     logs = logs or [launch.log(extension)]
-    return LogSelection(logs, lambda current: find_next_log(launch, current, extension))
+    return LogSelection(logs, lambda current: find_next(launch, current, extension))
 
 
 def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
@@ -236,15 +236,13 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
             hint = f"its tasks: {compress_tasks(declared)}"
             raise UserError(f"{_name(launch)} has no task {task}", hint=hint)
         selection = LogSelection([launch.paths.log(f"{launch.job}_{task}", extension)], task=str(task))
-    if extension == "err" and not selection.logs[0].exists() and find_newest_log(launch).exists():
+    if extension == "err" and not selection.logs[0].exists() and find_log(launch).exists():
         raise _no_stderr(launch)
     return selection
 
 
 def _newest(launch: Launch, extension: str = "out") -> LogSelection:
-    return LogSelection(
-        [find_newest_log(launch, extension)], lambda current: find_next_log(launch, current, extension)
-    )
+    return LogSelection([find_log(launch, extension)], lambda current: find_next(launch, current, extension))
 
 
 def _rank_log(launch: Launch, rank: int) -> LogSelection:

@@ -76,13 +76,7 @@ def run(args: argparse.Namespace) -> int:
         if args.overrides:
             raise UserError("--results shows a launched sweep: it takes no overrides")
         return _show_results(args, find_sweep(args.results, args.base_results_dir))
-    from launcher.sweeps.arrays import (
-        choose_next_array,
-        launch_sweep,
-        plan_arrays,
-        prepare_sweep,
-        render_array,
-    )
+    from launcher.sweeps.arrays import launch_sweep, pick_array, plan_arrays, prepare_sweep, render_array
     from launcher.sweeps.points import SweepRequest, check_sweep, draft_sweep
 
     require_skippable(args.no_check)
@@ -100,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         _preview(sweep, all_of_them=dry)
     if dry:
         for array in plan_arrays(sweep, request.throttle, len(sweep.points)):
-            script = render_array(array, choose_next_array(sweep.directory), "TAG", request.template_dir)
+            script = render_array(array, pick_array(sweep.directory), "TAG", request.template_dir)
             print(f"\nthe script of an array of {len(array.points)}:")
             print_code(script, "bash")
         return 0

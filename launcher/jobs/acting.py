@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG, UserError, worst_code
-from launcher.jobs.launches import group_by_scheduler
-from launcher.jobs.status import LaunchStatus, poll, select_task
+from launcher.jobs.launches import group_jobs
+from launcher.jobs.status import LaunchStatus, pick_task, poll
 from launcher.runs.receipts import acts
 from launcher.schedulers.base import NoAnswer, NotHeld
 from launcher.slurm.commands import Unreachable
@@ -76,7 +76,7 @@ def wait_for_ends(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
             answered = time.monotonic()
         waiting = []
         for outcome, answer in zip(left, statuses, strict=True):
-            if (end := select_task(answer, outcome.target.task)).state.is_final:
+            if (end := pick_task(answer, outcome.target.task)).state.is_final:
                 yield replace(outcome, end=end)
             elif time.monotonic() - answered > _PATIENCE_SECONDS:
                 yield replace(outcome, effect=Effect.UNKNOWN, message=answer.unanswered or answer.reason)
@@ -98,8 +98,7 @@ def failures(refused: Sequence[tuple[LaunchStatus, UserError]]) -> list[Outcome]
     answered = [target for target, error in refused if not is_unanswered(error)]
     statuses = poll([target.launch for target in answered if target.launch])
     now = {
-        id(target): select_task(status, target.task)
-        for target, status in zip(answered, statuses, strict=True)
+        id(target): pick_task(status, target.task) for target, status in zip(answered, statuses, strict=True)
     }
     outcomes = []
     for target, error in refused:
@@ -144,7 +143,7 @@ def act_on_waiting(targets: Sequence[LaunchStatus], action: Action) -> list[Outc
     }
     acted_on = [target for target in targets if outcomes[id(target)] is None]
     refused: list[tuple[LaunchStatus, UserError]] = []
-    for group in group_by_scheduler(acted_on, lambda target: target.launch):
+    for group in group_jobs(acted_on, lambda target: target.launch):
         job_ids = [str(target.waiting_id) for target in group]
         try:
             errors = group[0].scheduler().act(action, job_ids)

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.errors import UserError, did_you_mean
 from launcher.jobs.launches import Launch
 from launcher.jobs.lookup import RunRef
-from launcher.jobs.status import LaunchStatus, named_statuses, select_task
+from launcher.jobs.status import LaunchStatus, named_statuses, pick_task
 from launcher.runs.trust import why_untrusted
 from launcher.schedulers.base import NoAnswer
 from launcher.slurm.commands import ask, error_text
@@ -145,7 +145,7 @@ def _find_running_task(target: LaunchStatus) -> LaunchStatus:
             f"job {target.job_id} of {target.run} is an array, and several of its tasks run",
             hint=f"choose one: {', '.join(f'slipway attach {target.job_id}_{task}' for task in running[:3])}",
         )
-    return select_task(target, running[0])
+    return pick_task(target, running[0])
 
 
 def _raw_id(target: LaunchStatus, launch: Launch) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.jobs.acting import Effect, Outcome, failures, give_up, is_unanswered, make_ended_outcome
-from launcher.jobs.launches import Launch, adopt, group_by_scheduler, read_launch
+from launcher.jobs.launches import Launch, adopt, group_jobs, read_launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.runs.paths import display_path
 from launcher.runs.provenance import user
@@ -86,7 +86,7 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
         # A chain that seems to be over: an unknown link of it may live.
         and (outcome is None or (target.chain is not None and outcome.effect is Effect.AS_ASKED))
     ]
-    for group in group_by_scheduler(endings, lambda ending: ending.target.launch):
+    for group in group_jobs(endings, lambda ending: ending.target.launch):
         try:
             _end(group[0].target.scheduler(), group)
         except UserError as error:

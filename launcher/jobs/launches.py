@@ -179,12 +179,12 @@ def adopt(launches: Sequence[Launch]) -> list[Launch]:
     marked = list(map(_add_marked_job, launches))
     unknown = [launch for launch in marked if launch.may_be_unknown_job]
     adopted: dict[Path, Launch] = {}
-    for group in group_by_scheduler(unknown, lambda launch: launch):
+    for group in group_jobs(unknown, lambda launch: launch):
         adopted.update(_adopt_asked(group))
     return [adopted.get(launch.paths.directory, launch) for launch in marked]
 
 
-def group_by_scheduler(items: Iterable[T], launch_of: Callable[[T], Launch | None]) -> list[list[T]]:
+def group_jobs(items: Iterable[T], launch_of: Callable[[T], Launch | None]) -> list[list[T]]:
     """Group items by the schedulers of their launches; without Slurm each host is one."""
     groups: dict[tuple[str | None, ...], list[T]] = defaultdict(list)
     for item in items:

@@ -9,14 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.jobs.launches import (
-    Launch,
-    adopt,
-    group_by_scheduler,
-    read_launch,
-    require_launch,
-    scheduler_of,
-)
+from launcher.jobs.launches import Launch, adopt, group_jobs, read_launch, require_launch, scheduler_of
 from launcher.jobs.lookup import RunRef
 from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import JobRef, JobStatus, Scheduler
@@ -108,7 +101,7 @@ class LaunchStatus(JobStatus):
         return scheduler_of(self.launch)
 
 
-def select_task(status: LaunchStatus, task: str | None) -> LaunchStatus:
+def pick_task(status: LaunchStatus, task: str | None) -> LaunchStatus:
     """Return the status of one task of an array; that of the whole job without a task."""
     return status if task is None else replace(status, task=task, state=status.tasks.get(task, status.state))
 
@@ -119,11 +112,10 @@ def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
     If a scheduler cannot be asked, its jobs have the status of their marks, or are UNKNOWN with the reason.
     """
     statuses: dict[Path, LaunchStatus] = {}
-    for group in group_by_scheduler(launches, lambda launch: launch):
+    for group in group_jobs(launches, lambda launch: launch):
         statuses |= _ask_scheduler(group)
     return [
-        statuses.get(launch.paths.directory)
-        or _status_of(launch, _explain_missing_job(launch), launch.unanswered)
+        statuses.get(launch.paths.directory) or _status_of(launch, _explain_no_job(launch), launch.unanswered)
         for launch in launches
     ]
 
@@ -181,7 +173,7 @@ def _statuses(scheduler: Scheduler, tracked: Sequence[tuple[Launch, JobRef]]) ->
     return statuses
 
 
-def _explain_missing_job(launch: Launch) -> JobStatus:
+def _explain_no_job(launch: Launch) -> JobStatus:
     if launch.unanswered:
         return JobStatus(State.UNKNOWN, f"whether it became a job cannot be asked: {launch.unanswered}")
     if launch.manifest.error:
@@ -312,7 +304,7 @@ def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
 
 def _select_named(ref: RunRef, items: Sequence[LaunchStatus], whole: bool) -> list[LaunchStatus]:
     if not whole:
-        named = [select_task(item, ref.task) for item in items if item.number in (ref.launch, None)]
+        named = [pick_task(item, ref.task) for item in items if item.number in (ref.launch, None)]
         for item in named:
             _require_task(item)
         return named

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.jobs.launches import Launch, group_by_scheduler, read_launch, scheduler_of
+from launcher.jobs.launches import Launch, group_jobs, read_launch, scheduler_of
 from launcher.launching.submission import keep_one
 from launcher.launching.writing import record_job
 from launcher.runs import provenance
@@ -75,7 +75,7 @@ def _is_being_submitted(launch: Launch) -> bool:
 def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
     """Find the jobs of launches, by tag, with one question to each scheduler."""
     jobs: dict[str, Sequence[str]] = {}
-    for group in group_by_scheduler(launches, lambda launch: launch):
+    for group in group_jobs(launches, lambda launch: launch):
         try:
             matches = scheduler_of(group[0]).find([launch.submission for launch in group])
         except UserError as error:

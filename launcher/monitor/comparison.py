@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError, escape
-from launcher.monitor.curves import Curves, choose_evenly, select_finite_points, smooth
+from launcher.monitor.curves import Curves, choose_evenly, keep_finite, smooth
 from launcher.monitor.summary import RunSummary, Series, draw_series, held_out_points, summarize, train_points
 from launcher.ui import tables
 from launcher.ui.plotting import FAINT, INK, escape_label, new_figure, style_axes, write_picture
@@ -74,11 +74,11 @@ def write_png(path: Path, runs: Runs) -> None:
     figure = new_figure(9, 5.2)
     axes: Any = figure.add_subplot()
     for name, colour, curves in _assign_styles(runs):
-        steps, losses = select_finite_points(curves.steps, curves.losses)
+        steps, losses = keep_finite(curves.steps, curves.losses)
         drawn = choose_evenly(len(steps), _POINTS)
         style = {"color": colour, "label": name and escape_label(name), "zorder": 2 + (name is not None)}
         axes.plot([steps[index] for index in drawn], smooth(losses, at=drawn), linewidth=1.5, **style)
-        steps, losses = select_finite_points(curves.validation.steps, curves.validation.columns[0])
+        steps, losses = keep_finite(curves.validation.steps, curves.validation.columns[0])
         axes.plot(steps, losses, "o", markersize=4, color=colour)
     axes.plot([], [], "o", markersize=4, color=FAINT, label="held-out loss")
     style_axes(axes, f"{len(runs)} runs", "the best first; lines are the loss in training")

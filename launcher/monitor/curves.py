@@ -147,7 +147,7 @@ class Curves:
     @cached_property
     def spikes(self) -> list[tuple[int, float]]:
         """The spikes of the training loss, of curves that take in no further event."""
-        steps, losses = select_finite_points(self.steps, self.losses)
+        steps, losses = keep_finite(self.steps, self.losses)
         return [(steps[index], losses[index]) for index in find_spikes(losses)]
 
     @property
@@ -182,9 +182,7 @@ class Curves:
             yield (step - before) * int(each), speed
 
 
-def select_finite_points(
-    steps: Sequence[int], losses: Sequence[float]
-) -> tuple[Sequence[int], Sequence[float]]:
+def keep_finite(steps: Sequence[int], losses: Sequence[float]) -> tuple[Sequence[int], Sequence[float]]:
     """Return the points whose loss is finite."""
     if all(map(math.isfinite, losses)):
         return steps, losses

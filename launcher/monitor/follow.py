@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import WATCHING_ENDED, escape
 from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import End, Event, HeldOut, Progress, Start, Validation
-from launcher.monitor.logs import failed_task_logs, find_newest_log, rank_failures, read_last_lines
+from launcher.monitor.logs import failed_task_logs, find_log, rank_failures, read_last_lines
 from launcher.monitor.polling import job_poller
 from launcher.monitor.readers import open_reader
 from launcher.monitor.run_status import state_words
@@ -81,7 +81,7 @@ def _failure_message(launch: Launch, status: JobStatus) -> str:
     if status.state in (State.NOT_SUBMITTED, State.INTERRUPTED) or not launch.manifest.job_id:
         return lines[0]
     # Slurm's own messages are in .out; with a separate stderr, the traceback is in .err.
-    logs = [find_newest_log(launch, extension) for extension in ("err", "out")]
+    logs = [find_log(launch, extension) for extension in ("err", "out")]
     logs = [*failed_task_logs(launch, status).values(), *logs]
     log = next((log for log in logs if log.is_file() and log.stat().st_size), None)
     if log is None:

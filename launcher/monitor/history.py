@@ -16,13 +16,7 @@ from launcher.jobs.status import LaunchStatus, poll
 from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Progress, Start
 from launcher.monitor.logs import FAILURES
-from launcher.monitor.provenance_report import (
-    Changes,
-    Difference,
-    changes_between,
-    difference_of,
-    encode_nonfinite,
-)
+from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of, encode
 from launcher.monitor.readers import all_events, newest_events
 from launcher.monitor.run_status import attributes, elapsed_seconds, links_to_json
 from launcher.runs.manifest import Manifest
@@ -53,7 +47,7 @@ class Steps:
         return tables.UNKNOWN if self.last is None else f"{tables.text(self.first)}→{self.last}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"first_step": self.first, "step": self.last, "loss": encode_nonfinite(self.loss)}
+        return {"first_step": self.first, "step": self.last, "loss": encode(self.loss)}
 
 
 @dataclass(frozen=True, slots=True)

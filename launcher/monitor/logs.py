@@ -49,7 +49,7 @@ def job_logs(launch: Launch, extension: str = "out") -> list[Path]:
     return [log for log in reversed(logs) if log.is_file()][::-1]
 
 
-def find_newest_log(launch: Launch, extension: str = "out") -> Path:
+def find_log(launch: Launch, extension: str = "out") -> Path:
     """Return the newest log: the job's, that of an array's highest task, or that of a chain's last link.
 
     It need not exist yet; raise UserError if the launch never became a job.
@@ -63,7 +63,7 @@ def find_newest_log(launch: Launch, extension: str = "out") -> Path:
     return tasks[max(tasks)] if tasks else path
 
 
-def find_next_log(launch: Launch, current: Path, extension: str = "out") -> Path:
+def find_next(launch: Launch, current: Path, extension: str = "out") -> Path:
     """Return the log of the next link or task once it exists, until then the current one."""
     logs = job_logs(launch, extension)
     later = logs[logs.index(current) + 1 :] if current in logs else logs

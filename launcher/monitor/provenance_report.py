@@ -63,13 +63,12 @@ class Difference:
     def to_json(self) -> dict[str, Any]:
         """Return the difference for programs; a number that is not finite is a string."""
         changes = [
-            {"key": key, "old": encode_nonfinite(old), "new": encode_nonfinite(new)}
-            for key, (old, new) in self.changes.items()
+            {"key": key, "old": encode(old), "new": encode(new)} for key, (old, new) in self.changes.items()
         ]
         return {"launch": self.launch, "changes": changes}
 
 
-def encode_nonfinite(value: Any) -> Any:
+def encode(value: Any) -> Any:
     """Return a value as JSON can have it: a number that is not finite is a string, and stays visible."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 

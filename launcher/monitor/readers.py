@@ -21,7 +21,7 @@ from launcher.monitor.events import (
     read_head_and_tail,
     select_newest,
 )
-from launcher.monitor.logs import find_newest_log, job_logs
+from launcher.monitor.logs import find_log, job_logs
 from slipway.common.files import open_regular, read_text
 
 
@@ -41,7 +41,7 @@ def newest_events(launch: Launch, *, restarted: bool = False) -> list[Event]:
         return read_head_and_tail(launch.paths.metrics, restarted=restarted)
     tokens = tokens_per_step(launch.paths.config)
     # The log of a link that has just begun has no step yet.
-    logs = reversed(job_logs(launch)) if launch.is_chain else [find_newest_log(launch)]
+    logs = reversed(job_logs(launch)) if launch.is_chain else [find_log(launch)]
     return next((events for log in logs if (events := read_nemo_end(log, tokens))), [])
 
 
@@ -63,7 +63,7 @@ class LogsReader:
 
     def stream(self) -> Iterator[Event]:
         logs = job_logs(self._launch) if self._launch.is_chain else []
-        for log in logs or [find_newest_log(self._launch)]:
+        for log in logs or [find_log(self._launch)]:
             if log not in self._readers:
                 self._readers[log] = NemoReader(log, self._tokens)
         for reader in self._readers.values():

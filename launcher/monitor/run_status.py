@@ -17,7 +17,7 @@ from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpoints, summary
 from launcher.monitor.events import Event, Progress
-from launcher.monitor.provenance_report import Difference, difference_of, encode_nonfinite
+from launcher.monitor.provenance_report import Difference, difference_of, encode
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
 from launcher.schedulers.base import ChainJobs, JobStatus
@@ -204,10 +204,10 @@ class StatusRow(LaunchStatus):
             **attributes(manifest, "user"),
             "step": self.progress.step,
             "max_steps": self.progress.max_steps,
-            "loss": encode_nonfinite(self.progress.loss),
-            "val_loss": encode_nonfinite(self.progress.validation_loss),
-            "tokens_per_second": encode_nonfinite(self.progress.tokens_per_second),
-            "eta_seconds": encode_nonfinite(self.eta),
+            "loss": encode(self.progress.loss),
+            "val_loss": encode(self.progress.validation_loss),
+            "tokens_per_second": encode(self.progress.tokens_per_second),
+            "eta_seconds": encode(self.eta),
             "differs": self.differs.to_json() if self.differs else None,
             "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
         }

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from launcher.errors import UserError
 from launcher.jobs.launches import open_launches
 from launcher.jobs.status import poll
-from launcher.monitor.curves import Curves, choose_evenly, select_finite_points, smooth
+from launcher.monitor.curves import Curves, choose_evenly, keep_finite, smooth
 from launcher.monitor.evaluations import Evaluation, progress_rows, read_evaluations
 from launcher.monitor.events import Start
-from launcher.monitor.provenance_report import encode_nonfinite
+from launcher.monitor.provenance_report import encode
 from launcher.monitor.readers import all_events
 from launcher.monitor.run_status import attributes
 from launcher.ui import tables
@@ -67,10 +67,7 @@ class RunSummary:
     def to_json(self) -> dict[str, Any]:
         """Return the table for programs; a number that is not finite is a string, ``"nan"``."""
         values = asdict(self) | {"evaluations": [evaluation.to_json() for evaluation in self.evaluations]}
-        return {
-            key: encode_nonfinite(value) if isinstance(value, float) else value
-            for key, value in values.items()
-        }
+        return {key: encode(value) if isinstance(value, float) else value for key, value in values.items()}
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the table for people: names and values."""
@@ -193,14 +190,14 @@ def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> st
 
 def train_points(curves: Curves, width: int) -> Points:
     """Return the smoothed training loss, twice as many points as columns: a braille character has two."""
-    steps, losses = select_finite_points(curves.steps, curves.losses)
+    steps, losses = keep_finite(curves.steps, curves.losses)
     drawn = choose_evenly(len(steps), 2 * width)
     return list(zip([steps[index] for index in drawn], smooth(losses, at=drawn), strict=True))
 
 
 def held_out_points(curves: Curves, width: int) -> Points:
     """Return the held-out loss, a point for each three columns at most."""
-    steps, losses = select_finite_points(curves.validation.steps, curves.validation.columns[0])
+    steps, losses = keep_finite(curves.validation.steps, curves.validation.columns[0])
     return [(steps[index], losses[index]) for index in choose_evenly(len(steps), width // 3)]
 
 
@@ -281,7 +278,7 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     """Draw the losses into a PNG file; raise UserError without matplotlib, or if it cannot be written."""
     figure = new_figure(9, 5.2)
     axes: Any = figure.add_subplot()
-    steps, losses = select_finite_points(curves.steps, curves.losses)
+    steps, losses = keep_finite(curves.steps, curves.losses)
     axes.plot(steps, losses, color=TRAIN, alpha=0.3, linewidth=1)
     drawn = choose_evenly(len(steps), 4 * _COLUMNS)
     means = smooth(losses, at=drawn)
@@ -289,7 +286,7 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     if curves.spikes:
         style = {"color": SPIKE, "linestyle": "", "marker": "v", "markersize": 5}
         axes.plot(*zip(*curves.spikes, strict=True), label="spike", **style)
-    steps, losses = select_finite_points(curves.validation.steps, curves.validation.columns[0])
+    steps, losses = keep_finite(curves.validation.steps, curves.validation.columns[0])
     if steps:
         marker = "o" if len(steps) <= 60 else None
         style = {"color": HELD_OUT, "linewidth": 2, "marker": marker, "markersize": 5}

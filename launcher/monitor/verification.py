@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from launcher import errors
-from launcher.monitor.curves import select_finite_points
+from launcher.monitor.curves import keep_finite
 from launcher.monitor.evidence import Evidence
 from launcher.slurm.states import State
 from launcher.ui import tables
@@ -115,8 +115,8 @@ def _check_trend(seen: Evidence) -> Judgement:
     Of at least two held-out losses the last must be below the first; this alone decides as long as the
     training loss does not rise. Without held-out losses the training loss must fall.
     """
-    _, losses = select_finite_points(seen.curves.steps, seen.curves.losses)
-    _, held_out = select_finite_points(seen.curves.validation.steps, seen.curves.validation.columns[0])
+    _, losses = keep_finite(seen.curves.steps, seen.curves.losses)
+    _, held_out = keep_finite(seen.curves.validation.steps, seen.curves.validation.columns[0])
     training, verdict = measure_trend(losses), UNKNOWN
     evidence = f"training: {len(losses)} steps, and at least {FEWEST_STEPS} are needed"
     if training is not None:

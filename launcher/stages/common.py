@@ -21,15 +21,7 @@ from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
 from launcher.stages.names_and_paths import check_variables, is_program, required_program
 from launcher.stages.stage import StageRun
-from slipway.arithmetic.gpus import (
-    GPUS,
-    Gpu,
-    MissingFigures,
-    add_site_gpus,
-    find_gpus,
-    gres_type,
-    normalize_name,
-)
+from slipway.arithmetic.gpus import GPUS, Gpu, MissingFigures, add_site, find_gpus, gres_type, normalize
 
 # GPUs that are not in the table, with names as near as a slip: an A10, of 24 GB of GDDR6, is no A100
 # (https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/, read in November 2026).
@@ -155,7 +147,7 @@ def _gpu_types(cluster: ClusterConfig) -> dict[str, Gpu]:
     """Return the GPUs that the site adds to the table, or changes."""
     rows = {name: row.model_dump(exclude_none=True) for name, row in cluster.gpu_types.items()}
     try:
-        return add_site_gpus(rows)
+        return add_site(rows)
     except MissingFigures as error:
         key = f"cluster.gpu_types.{error.name}"
         near = _misspelt(error.name, GPUS)
@@ -203,7 +195,7 @@ def _misspelt(name: str, valid: Iterable[str]) -> list[str]:
 
 def _parts(name: str) -> tuple[str, str]:
     """Return the letters and the digits of a GPU's name, without what comes after it: ``h``, ``100``."""
-    model = normalize_name(name).partition(" ")[0]
+    model = normalize(name).partition(" ")[0]
     return re.sub(r"\d", "", model), re.sub(r"\D", "", model)
 
 

@@ -144,7 +144,7 @@ class WrittenArray:
     record: ArrayRecord
 
 
-def choose_next_array(sweep_dir: Path) -> Path:
+def pick_array(sweep_dir: Path) -> Path:
     """Return the directory of a sweep's next array; raise OSError if the others cannot be listed."""
     directory = sweep_dir / ARRAYS
     entries = directory.iterdir() if directory.is_dir() else ()
@@ -213,7 +213,7 @@ def _write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: E
 def _reserve(sweep_dir: Path) -> Path:
     """Make a directory that no other launcher has."""
     (sweep_dir / ARRAYS).mkdir(parents=True, exist_ok=True)
-    directory = choose_next_array(sweep_dir)
+    directory = pick_array(sweep_dir)
     while True:
         try:
             directory.mkdir()
@@ -294,7 +294,7 @@ def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
         raise UserError("this Slurm takes no job arrays: its MaxArraySize is 0")
     arrays = plan_arrays(sweep, request.throttle, largest)
     for array in arrays:
-        script = render_array(array, choose_next_array(sweep.directory), "tag", request.template_dir)
+        script = render_array(array, pick_array(sweep.directory), "tag", request.template_dir)
         for point in array.points:
             _ = point.draft.texts  # a mistake in a template is refused before anything is written
         answer = validate(scheduler, script)

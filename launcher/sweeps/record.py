@@ -122,7 +122,7 @@ def _records(sweep_dir: Path) -> dict[Path, ArrayRecord | None]:
 def _read(path: Path) -> ArrayRecord:
     content = read_json(path, RECORD_LIMIT)
     known = {item.name for item in fields(ArrayRecord)}
-    return _check_record(ArrayRecord(**{key: value for key, value in content.items() if key in known}))
+    return _check(ArrayRecord(**{key: value for key, value in content.items() if key in known}))
 
 
 def record_of_job(array_dir: Path) -> ArrayRecord | None:
@@ -134,14 +134,12 @@ def record_of_job(array_dir: Path) -> ArrayRecord | None:
         empty: dict[str, Any] = dict.fromkeys((item.name for item in fields(ArrayRecord)), "")
         empty |= {"slurm_conf": None, "command": [], "overrides": [], "throttle": None, "labels": {}}
         empty |= {"points": points, "job_id": None, "error": None}
-        return _check_record(
-            ArrayRecord(**empty | {name: content[name] for name in ("sweep", "tag", "script")})
-        )
+        return _check(ArrayRecord(**empty | {name: content[name] for name in ("sweep", "tag", "script")}))
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
         return None
 
 
-def _check_record(record: ArrayRecord) -> ArrayRecord:
+def _check(record: ArrayRecord) -> ArrayRecord:
     """Return a record of an array; raise ValueError if it is invalid."""
     texts = (record.sweep, record.tag, record.created, record.error or "", *record.labels.values())
     is_valid = all(isinstance(text, str) for text in texts)

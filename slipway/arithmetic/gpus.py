@@ -47,7 +47,7 @@ class Gpu(NamedTuple):
     nodes
         The same by well-known machine, such as ``AWS p5``.
     names
-        A regular expression of the names that Slurm, NVML and torch give it; see `normalize_name`.
+        A regular expression of the names that Slurm, NVML and torch give it; see `normalize`.
     """
 
     name: str
@@ -96,11 +96,11 @@ def gpu_from(name: str, row: Mapping[str, Any]) -> Gpu:
         nvlink_gpus=row["nvlink_gpus"],
         nic=nic * _GBIT if nic is not None else None,
         nodes=MappingProxyType({node: value * _GBIT for node, value in row.get("nodes", {}).items()}),
-        names=row.get("names", re.escape(normalize_name(name))),
+        names=row.get("names", re.escape(normalize(name))),
     )
 
 
-def add_site_gpus(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Gpu]:
+def add_site(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Gpu]:
     """Return the GPUs that a site adds or changes; figures that it leaves out are those of the table.
 
     Raises
@@ -155,7 +155,7 @@ def peak_flops(device: str, operands: str, site: Sequence[Mapping[str, Any]] = (
     site
         The site's own GPUs, as `trainer_rows` returns them; they replace those of the same name.
     """
-    replaced, plain = {row["name"] for row in site}, normalize_name(device)
+    replaced, plain = {row["name"] for row in site}, normalize(device)
     rows = [*site, *(row for name, row in ROWS.items() if name not in replaced)]
     # A name may leave the memory open, which is all the same here.
     peaks = {row["peak_tflops"].get(operands) for row in rows if re.fullmatch(row["names"], plain)}
@@ -163,7 +163,7 @@ def peak_flops(device: str, operands: str, site: Sequence[Mapping[str, Any]] = (
     return peak * 1e12 if peak is not None else None
 
 
-def normalize_name(name: str) -> str:
+def normalize(name: str) -> str:
     """Return a GPU's name as `Gpu.names` describes it: ``NVIDIA_A100-SXM4-80GB`` is ``a100 sxm4 80gb``."""
     words = " ".join(re.findall(r"[a-z0-9]+", name.lower()))
     return _MAKERS.sub("", words)
@@ -173,7 +173,7 @@ def find_gpus(name: str, table: Mapping[str, Gpu]) -> list[Gpu]:
     """Return the GPUs that a name may mean: none for an unknown name, several for an ambiguous one."""
     if name in table:
         return [table[name]]
-    plain = normalize_name(name)
+    plain = normalize(name)
     return [gpu for gpu in table.values() if re.fullmatch(gpu.names, plain)]
 
 

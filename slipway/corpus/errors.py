@@ -56,7 +56,7 @@ class LeftOut:
     reason: str
 
 
-def describe_left_out(left_out: Sequence[LeftOut], count: int | None = None) -> str:
+def list_omitted(left_out: Sequence[LeftOut], count: int | None = None) -> str:
     """Return how much is left out, by default the number of names, and each reason's first names."""
     texts = []
     for reason in dict.fromkeys(entry.reason for entry in left_out):

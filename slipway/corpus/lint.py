@@ -18,7 +18,7 @@ from slipway.common.errors import UserError, suggest
 from slipway.common.files import sha256_of
 from slipway.corpus.datasets import SUFFIXES, DataSet, open_data_set, prefix_of
 from slipway.corpus.documents import Document
-from slipway.corpus.errors import COUNTED, LeftOut, describe_left_out
+from slipway.corpus.errors import COUNTED, LeftOut, list_omitted
 from slipway.corpus.formats import FORMATS, UnknownFormatError, recognize
 from slipway.corpus.readers import parquet_row_groups, read
 from slipway.corpus.sources import choose, search
@@ -143,7 +143,7 @@ def lint(
     """
     left_out: list[LeftOut] = []
     targets = [target for path in paths for target in _targets(path, left_out)]
-    notes = [describe_left_out(left_out)] if left_out else []
+    notes = [list_omitted(left_out)] if left_out else []
     sizes: dict[int, list[Path]] = {}
     for target in dict.fromkeys(targets):
         prefix = prefix_of(target)
@@ -181,7 +181,7 @@ def _targets(path: Path, left_out: list[LeftOut]) -> list[Path]:
     left_out += [LeftOut(str(file), "of no known format") for file in unknown]
     found = sorted(data_sets) + sources
     if not found:
-        more = f"; {describe_left_out(left_out)}" if left_out else ""
+        more = f"; {list_omitted(left_out)}" if left_out else ""
         raise UserError(f"{path}: neither a data set nor a source of text is in this directory{more}")
     return found
 
@@ -239,7 +239,7 @@ def _lint_source(path: Path, source_format: str, text_key: str, progress: Progre
             report.add("empty text", record.offset)
         if record.id is not None:
             ids.add(record.id, record.offset)
-    report.notes += [describe_left_out(left_out)] if left_out else []
+    report.notes += [list_omitted(left_out)] if left_out else []
     for offset in ids.repeated():
         report.add("an id that an earlier record has", offset)
     return report

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from slipway.arithmetic.indexed import manifest_path
 from slipway.common.errors import UserError
 from slipway.corpus.cleaning import DropCounts
-from slipway.corpus.errors import BadRecord, LeftOut, describe_left_out, place
+from slipway.corpus.errors import BadRecord, LeftOut, list_omitted, place
 from slipway.corpus.plan import Plan
 from slipway.corpus.sources import read_left_out
 
@@ -174,9 +174,7 @@ def summary(plan: Plan, manifest: dict[str, Any]) -> str:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         text += f"; {sum(dropped.values()):,} documents dropped ({reasons})"
     if counts["left_out"]:
-        text += (
-            f"; {describe_left_out([LeftOut(**entry) for entry in manifest['left_out']], counts['left_out'])}"
-        )
+        text += f"; {list_omitted([LeftOut(**entry) for entry in manifest['left_out']], counts['left_out'])}"
     if bad:
         shown = [
             place(plan.files[entry["file"]], BadRecord(entry["file"], entry["offset"], entry["reason"]))

@@ -18,7 +18,7 @@ from slipway.arithmetic.globs import split_glob
 from slipway.common.errors import UserError
 from slipway.common.files import open_regular, sha256_of, write_atomic
 from slipway.common.sections import Input
-from slipway.corpus.errors import LeftOut, OutsideError, describe_left_out
+from slipway.corpus.errors import LeftOut, OutsideError, list_omitted
 from slipway.corpus.fetching import Download, Fetched, Policy, fetch_all, file_name
 from slipway.corpus.formats import find_auxiliary, recognize
 from slipway.corpus.progress import Progress, say
@@ -255,7 +255,7 @@ def _leave_out(
 
 
 def _add_left_out(left_out: Sequence[LeftOut]) -> str:
-    return f"; {describe_left_out(left_out)}" if left_out else ""
+    return f"; {list_omitted(left_out)}" if left_out else ""
 
 
 def _find_local(entry: Input, path: Path) -> Source:

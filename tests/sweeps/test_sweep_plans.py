@@ -16,8 +16,8 @@ from launcher.rendering.supervision import supervisor_archive
 from launcher.sweeps.arrays import (
     Array,
     array_settings,
-    choose_next_array,
     list_differences,
+    pick_array,
     plan_arrays,
     render_array,
 )
@@ -161,9 +161,9 @@ def test_no_array_is_numbered_where_the_others_cannot_be_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert choose_next_array(Path()) == Path("arrays/1")
+    assert pick_array(Path()) == Path("arrays/1")
     (tmp_path / "arrays" / "7").mkdir(parents=True)
-    assert choose_next_array(Path()) == Path("arrays/8")
+    assert pick_array(Path()) == Path("arrays/8")
     tmp_path.chmod(0o755)
     (tmp_path / "arrays").chmod(0o311)
     user = os.geteuid()
@@ -171,7 +171,7 @@ def test_no_array_is_numbered_where_the_others_cannot_be_listed(
         os.seteuid(65534)  # root may list everything
     try:
         with pytest.raises(PermissionError):
-            choose_next_array(Path())
+            pick_array(Path())
     finally:
         os.seteuid(user)
         (tmp_path / "arrays").chmod(0o755)

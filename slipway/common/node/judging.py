@@ -105,13 +105,11 @@ def judge(
     for rule, pattern in zip(RULES, _PATTERNS):
         line = next(filter(pattern.search, [end] if rule.of == "end" else evidence), None)
         if line is not None:
-            return Judgement(
-                rule, line, _find_faulty_nodes(rule, line, evidence, hosts, tasks_per_node, down)
-            )
+            return Judgement(rule, line, _blame(rule, line, evidence, hosts, tasks_per_node, down))
     return Judgement(UNKNOWN, end)
 
 
-def _find_faulty_nodes(
+def _blame(
     rule: FailureRule,
     line: str,
     evidence: Sequence[str],

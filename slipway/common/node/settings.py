@@ -191,9 +191,8 @@ def why_lost(directory: AnyPath, tag: str) -> str:
         return "" if os.path.isdir(directory) else f"{os.fspath(directory)} was deleted or moved"
     except (OSError, ValueError):
         return ""
-    return (
-        "" if other == tag else f"{os.fspath(directory)} is another launch by now, {to_printable(str(other))}"
-    )
+    why = f"{os.fspath(directory)} is another launch by now, {to_printable(str(other))}"
+    return "" if other == tag else why
 
 
 def decode_file_names(value: Any) -> Any:
