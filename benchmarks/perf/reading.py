@@ -35,7 +35,7 @@ from rich.text import Text
 from status import SLIPWAY, calls, has_accounting, launch, metrics
 
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.runs.provenance import host, now, user
+from launcher.runs.provenance import format_now, host, user
 from launcher.sandbox.lifecycle import down, up
 from launcher.sandbox.options import SandboxOptions
 
@@ -118,7 +118,7 @@ def long_run(base: Path, steps: int, log_bytes: int) -> Path:
         command=["slipway", "launch"],
         overrides=["training=gpt3/126m", "cluster=local"],
         choices={"training": "gpt3/126m"},
-        created=now(),
+        created=format_now(),
         version="0",
         user=user(),
         host=host(),

@@ -25,7 +25,7 @@ from launch_latency import Cost, measure
 
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.runs.provenance import host, now, user
+from launcher.runs.provenance import format_now, host, user
 from launcher.sandbox.lifecycle import Sandbox, down, up
 from launcher.sandbox.options import SandboxOptions
 from launcher.sandbox.prerequisites import check
@@ -91,7 +91,7 @@ def launch(base: Path, number: int, environment: Mapping[str, str], template: Pa
         command=["slipway", "launch"],
         overrides=["training=gpt3/126m", "cluster=bcm"],
         choices={"training": "gpt3/126m"},
-        created=now(),
+        created=format_now(),
         version="0",
         user=user(),
         host=host(),

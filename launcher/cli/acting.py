@@ -13,9 +13,9 @@ from typing import Any
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_all, print_resumable, select_run
 from launcher.errors import WATCHING_ENDED, UserError, escape
-from launcher.jobs.acting import Effect, Outcome, act_on_waiting, exit_code, in_order, wait_for_ends
+from launcher.jobs.acting import Effect, Outcome, act_on_waiting, exit_code, sort_targets, wait_for_ends
 from launcher.jobs.attaching import AttachPoint, attach
-from launcher.jobs.cancelling import cancel, with_followers
+from launcher.jobs.cancelling import add_followers, cancel
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, named_statuses
 from launcher.monitor.events import Progress
@@ -44,7 +44,7 @@ def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
         if len(refs) > 1:
             raise UserError(f"--launch {args.launch}: name one run; {len(refs)} are named")
         refs = [RunRef(ref.run_dir, args.launch) for ref in refs]
-    return in_order(named_statuses(refs))
+    return sort_targets(named_statuses(refs))
 
 
 def print_outcomes(args: argparse.Namespace, outcomes: Iterable[Outcome], verb: str) -> list[Outcome]:
@@ -241,7 +241,7 @@ exit code:
 def run_cancel(args: argparse.Namespace) -> int:
     if args.interactive and not sys.stdin.isatty():
         raise UserError("--interactive: stdin is not a terminal")
-    targets = with_followers(chosen(args))
+    targets = add_followers(chosen(args))
     each = (_ask_first(target, args.save) for target in targets)
     outcomes = print_outcomes(args, each if args.interactive else cancel(targets, args.save), "cancelled")
     if args.wait:

@@ -31,7 +31,7 @@ from launcher.errors import (
 )
 from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
-from launcher.ui.terminal import ChangedStream, escaped_streams, print_message
+from launcher.ui.terminal import ChangedStream, escape_streams, print_message
 
 _READER_GONE = 141  # a shell's code for a program that a closed pipe ended
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None, started: Callable[[], None] | N
     # Secrets are masked in all messages: Slipway's, argparse's and Python's.
     stream = sys.stderr.unchanged if isinstance(sys.stderr, _MaskedStream) else sys.stderr
     sys.stderr = cast("TextIO", _MaskedStream(stream, words))
-    with escaped_streams():
+    with escape_streams():
         _show_warnings()
         return _run(words, started)
 
@@ -129,9 +129,9 @@ _NAMED = 5  # jobs in a message
 
 def _jobs(job_ids: Sequence[str]) -> str:
     # Imported late: only a command that failed names jobs here.
-    from launcher.ui.tables import first_of
+    from launcher.ui.tables import join_first
 
-    return f"job{'s' * (len(job_ids) > 1)} {first_of(job_ids, _NAMED)}"
+    return f"job{'s' * (len(job_ids) > 1)} {join_first(job_ids, _NAMED)}"
 
 
 def _print_system_error(error: OSError) -> int:

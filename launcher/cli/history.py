@@ -145,7 +145,7 @@ def _cells(row: LaunchRow) -> list[str]:
     manifest = launch.manifest if launch else None
     values = [
         row.number,
-        launch.job_in(status) if launch else None,
+        launch.find_job(status) if launch else None,
         status.state.value,
         moment(manifest.created if manifest else None),
         manifest.user if manifest else None,

@@ -18,7 +18,7 @@ from launcher.errors import Mistakes, UserError, escape
 from launcher.images.inspecting import InspectedImage, inspect, installed_versions, printable_env, verify
 from launcher.images.progress import show_progress
 from launcher.images.squashfs import read_superblock
-from launcher.images.store import Stored, record_installed, stored_images
+from launcher.images.store import Stored, list_images, record_installed
 from launcher.images.tools import ending_cleanly
 from launcher.secrecy import without_secrets
 from launcher.ui.tables import print_listing, print_styled
@@ -121,7 +121,7 @@ def _add_parsers(verbs: Verbs) -> None:
 
 def _list(args: argparse.Namespace) -> None:
     store = shared.find_store(args, args.overrides)
-    entries = stored_images(store)
+    entries = list_images(store)
     if args.json:
         print_json([_entry_to_json(entry) for entry in entries])
     elif entries:

@@ -19,7 +19,7 @@ from launcher.images.importing import Imported, ImportOptions, import_image, reu
 from launcher.images.progress import show_progress
 from launcher.images.references import Kind, Reference
 from launcher.images.squashfs import AUTO, COMPRESSIONS, is_squashfs
-from launcher.images.store import stored
+from launcher.images.store import read_stored
 from launcher.images.tools import BUILDERS
 from launcher.secrecy import redacted
 from launcher.ui.tables import print_code
@@ -195,7 +195,7 @@ def _build(args: argparse.Namespace) -> None:
 
 def _find_built(expected: str, store: Path, recipe: Recipe) -> Imported:
     """Return the expected file of a recipe that has changed since."""
-    entry = stored(store / expected)
+    entry = read_stored(store / expected)
     if entry is None or not is_squashfs(entry.path):
         raise UserError(
             f"--expect={expected}: the recipe {recipe.name} becomes {recipe.file_name} now: it has changed"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.cli.options import add_config_dir, add_option, add_tree_options
 from launcher.errors import UserError, absolute_path
-from launcher.images.store import stored_images
+from launcher.images.store import list_images
 from launcher.secrecy import redacted
 
 IMAGE_HELP = "a path, a recipe such as nemo:dev, or a name that `slipway image list` shows"
@@ -67,5 +67,5 @@ def find_images(args: argparse.Namespace) -> list[Path]:
     names = [word for word in words if word not in overrides]
     store = find_store(args, overrides)
     if not names:
-        return [entry.path for entry in stored_images(store)]
+        return [entry.path for entry in list_images(store)]
     return [locate(name, store, args.config_dirs, args.template_dir) for name in names]

@@ -21,7 +21,7 @@ from launcher.errors import Mistakes, UserError, absolute_path, escape, explain_
 from launcher.images import registry
 from launcher.images.progress import show_progress
 from launcher.images.references import Reference
-from launcher.images.store import read_sidecar, stored_images
+from launcher.images.store import list_images, read_sidecar
 from launcher.images.tools import BUILDERS, NO_IMAGE, ToolError, ending_cleanly
 from launcher.ui.tables import print_listing
 from launcher.ui.terminal import agrees, print_json, print_message, print_stderr
@@ -84,7 +84,7 @@ def _prune(args: argparse.Namespace) -> int:
 
     def decide_now() -> list[PruneDecision]:
         uses = images_in_use(args.base_results_dir, store)
-        decisions = decide(stored_images(store), uses, PruneRules(args.keep, older, args.ended), time.time())
+        decisions = decide(list_images(store), uses, PruneRules(args.keep, older, args.ended), time.time())
         return decisions + decide_leftovers(store, uses)
 
     decisions = decide_now()

@@ -17,15 +17,15 @@ from launcher.monitor.follow import follow_and_tell
 from launcher.monitor.logs import (
     LogReader,
     failed_task_logs,
+    find_log,
+    find_next,
     follow_log,
     job_logs,
-    last_lines,
-    newest_log,
-    next_log,
-    of_part,
     rank_failures,
     rank_logs,
     read_all,
+    read_last_lines,
+    select_part,
     tail_offsets,
     task_logs,
 )
@@ -33,7 +33,7 @@ from launcher.runs.paths import display_path
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.notations import compress_tasks
-from launcher.ui.tables import first_of
+from launcher.ui.tables import join_first
 from launcher.ui.terminal import LogWriter, print_stderr
 
 # Of an array that failed.
@@ -171,7 +171,7 @@ def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> JobSt
         # An array's tasks run at the same time, and one log at a time is shown.
         for task, log in list(failed_task_logs(launch, status).items())[:_FAILED_TASKS]:
             print_stderr(f"the end of the log of task {task}, {display_path(log)}:")
-            _write(last_lines(log, _LAST_LINES))
+            _write(read_last_lines(log, _LAST_LINES))
     print_stderr(f"job {_job(launch, selection, status)} is {_words(status)}")
     return status
 
@@ -217,7 +217,7 @@ def _chain_log(launch: Launch, link: str | None, extension: str = "out") -> LogS
     if link is not None:
         return LogSelection([launch.paths.log(link, extension)], link=link)
     logs = logs or [launch.log(extension)]
-    return LogSelection(logs, lambda current: next_log(launch, current, extension))
+    return LogSelection(logs, lambda current: find_next(launch, current, extension))
 
 
 def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
@@ -225,7 +225,7 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
     if task is None:
         if len(tasks) > 1:
             newest = max(tasks)
-            others = first_of([str(task) for task in sorted(tasks) if task != newest], 8)
+            others = join_first([str(task) for task in sorted(tasks) if task != newest], 8)
             print_stderr(f"task {newest} of an array; other tasks that have started: {others} (--task N)")
         selection = _select_newest(launch, extension)
     else:
@@ -236,13 +236,13 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
             hint = f"its tasks: {compress_tasks(declared)}"
             raise UserError(f"{_name(launch)} has no task {task}", hint=hint)
         selection = LogSelection([launch.paths.log(f"{launch.job}_{task}", extension)], task=str(task))
-    if extension == "err" and not selection.logs[0].exists() and newest_log(launch).exists():
+    if extension == "err" and not selection.logs[0].exists() and find_log(launch).exists():
         raise _explain_no_stderr(launch)
     return selection
 
 
 def _select_newest(launch: Launch, extension: str = "out") -> LogSelection:
-    return LogSelection([newest_log(launch, extension)], lambda current: next_log(launch, current, extension))
+    return LogSelection([find_log(launch, extension)], lambda current: find_next(launch, current, extension))
 
 
 def _rank_log(launch: Launch, rank: int) -> LogSelection:
@@ -263,7 +263,7 @@ def _rank_log(launch: Launch, rank: int) -> LogSelection:
 def _print(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     path = selection.logs[-1]
     if not path.is_file():
-        status = of_part(poll([launch])[0], selection.task, selection.link)
+        status = select_part(poll([launch])[0], selection.task, selection.link)
         job = f"job {_job(launch, selection, status)} is {_words(status)}"
         print_stderr(f"no log yet, {job}: {display_path(path)}")
         return WENT_WRONG
@@ -274,7 +274,7 @@ def _print(launch: Launch, selection: LogSelection, lines: int | None) -> int:
 def _job(launch: Launch, selection: LogSelection, status: JobStatus) -> str:
     if selection.link is not None:
         return selection.link
-    return f"{launch.job}_{selection.task}" if selection.task else launch.job_in(status)
+    return f"{launch.job}_{selection.task}" if selection.task else launch.find_job(status)
 
 
 def _words(status: JobStatus) -> str:

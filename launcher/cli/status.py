@@ -14,7 +14,7 @@ from launcher.cli.runs import NEWEST, RUNS_HELP, add_base_results_dir, find_all,
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, escape
 from launcher.jobs.lookup import RunRef, runs_in
 from launcher.monitor.polling import StatusPoller
-from launcher.monitor.run_status import StatusRow, as_table, collect_status, missing_run
+from launcher.monitor.run_status import StatusRow, collect_status, make_table, missing_run
 from launcher.monitor.watching import watch
 from launcher.runs.paths import display_path
 from launcher.slurm.states import State, choose_exit_code
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         print_json([row.to_json() for row in rows])
     elif rows:
         shown = rows if args.all or args.runs else _select_newest(rows)
-        print_table(*as_table(shown), [row.state for row in shown])
+        print_table(*make_table(shown), [row.state for row in shown])
         print_resumable(shown)
         if len(shown) < len(rows):
             print_message(f"{len(rows) - len(shown)} older runs: slipway status --all")

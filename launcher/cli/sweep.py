@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         if args.overrides:
             raise UserError("--results shows a launched sweep: it takes no overrides")
         return _show_results(args, find_sweep(args.results, args.base_results_dir))
-    from launcher.sweeps.arrays import launch_sweep, next_array, plan_arrays, prepare_sweep, render_array
+    from launcher.sweeps.arrays import launch_sweep, pick_array, plan_arrays, prepare_sweep, render_array
     from launcher.sweeps.points import SweepRequest, check_sweep, draft_sweep
 
     require_skippable(args.no_check)
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         _preview(sweep, all_of_them=dry)
     if dry:
         for array in plan_arrays(sweep, request.throttle, len(sweep.points)):
-            script = render_array(array, next_array(sweep.directory), "TAG", request.template_dir)
+            script = render_array(array, pick_array(sweep.directory), "TAG", request.template_dir)
             print(f"\nthe script of an array of {len(array.points)}:")
             print_code(script, "bash")
         return 0
@@ -153,13 +153,13 @@ def _print_launched(
         content = {"sweep": str(sweep.directory), "arrays": launched.job_ids, "points": points}
         print(json.dumps(content), flush=True)
         return
-    from launcher.sweeps.arrays import differing
+    from launcher.sweeps.arrays import list_differences
 
     where = shlex.quote(display_path(sweep.directory))
     for array, job_id in submitted:
         print(f"Submitted to Slurm: job array {job_id}, {len(array.points)} points")
     if len(arrays) > 1:
-        flags = ", ".join(differing(arrays))
+        flags = ", ".join(list_differences(arrays))
         why = f"the points differ in {flags}" if flags else "Slurm's MaxArraySize is smaller"
         print(f"  several arrays  {why}")
     print(f"  results         slipway sweep --results {where}")

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             "run": launch.paths.run_name,
             "run_dir": str(launch.paths.run_dir),
             "launch": launch.paths.number,
-            "job_id": None if launch.manifest.job_id is None else launch.job_in(status),
+            "job_id": None if launch.manifest.job_id is None else launch.find_job(status),
             "state": status.state.value,
             "verdict": _WORDS[code],
             "checks": [{**asdict(check), "verdict": check.verdict.value} for check in checks],

@@ -8,7 +8,7 @@ from launcher.checks.findings import Finding, Severity
 from launcher.doctor.facts import Directory, Enroot, Image, Machine, Requirements
 from launcher.doctor.report import SLURM, missing, ok, release_status, thing, unknown, warning
 from launcher.estimates.values import memory_text
-from launcher.images.tools import how_to_get
+from launcher.images.tools import explain_install
 from launcher.slurm.cluster import ClusterFacts
 from launcher.slurm.commands import WITHOUT_SLURM
 
@@ -40,7 +40,7 @@ def enroot_lines(
     needed, enroot = needs.enroot and is_node, machine.enroot
     if enroot is None:
         without = "containers start through it" if is_node else "images are imported through skopeo and umoci"
-        yield missing("enroot", f"not on PATH: {without}", how_to_get("enroot"), needed=needed)
+        yield missing("enroot", f"not on PATH: {without}", explain_install("enroot"), needed=needed)
         return
     yield _program(machine, enroot, needed, is_node)
     yield _runtime(machine.places["enroot runtime"], needed)

@@ -20,7 +20,7 @@ from launcher.checks.rules.images import engine_fit
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
 from launcher.doctor.report import PYTHON, missing, ok, release_status, thing, unknown, warning
 from launcher.estimates.values import memory_text
-from launcher.images.tools import how_to_get
+from launcher.images.tools import explain_install
 from launcher.releases import Contents, version
 from slipway.common.extras import install_command
 
@@ -87,13 +87,13 @@ def _builders(machine: Machine) -> Finding:
         fix = "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 YOU (root), or a docker daemon"
         return warning(what, ", ".join(unusable), fix)
     text = "neither docker, podman nor buildah: images cannot be built here"
-    return missing(what, text, how_to_get("buildah"))
+    return missing(what, text, explain_install("buildah"))
 
 
 def _tools(machine: Machine, what: str, names: Sequence[str], purpose: str) -> Finding:
     lacking = [name for name in names if name not in machine.tools]
     if lacking:
-        return missing(what, f"no {', '.join(lacking)}, which {purpose}", how_to_get(*lacking))
+        return missing(what, f"no {', '.join(lacking)}, which {purpose}", explain_install(*lacking))
     return ok(what, ", ".join(_name_tool(machine, name) for name in names))
 
 
@@ -138,7 +138,7 @@ def apptainer_line(machine: Machine, needs: Requirements, *, is_node: bool) -> F
     if not is_runtime:
         return None
     text = f"not on PATH, and container_options.runtime={program}"
-    return missing(what, text, how_to_get("apptainer"), needed=is_node)
+    return missing(what, text, explain_install("apptainer"), needed=is_node)
 
 
 def credential_line(files: Sequence[Credentials], image: Image | None) -> Finding:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from launcher.estimates.values import Values
 from launcher.plan import Resources
-from slipway.arithmetic.gpus import ASSUMED, GPUS, Gpu, named
+from slipway.arithmetic.gpus import ASSUMED, GPUS, Gpu, find_gpus
 from slipway.arithmetic.layout import ParallelConfig, fits
 
 # The most nodes that suggestions are for.
@@ -171,7 +171,7 @@ def gpu_of(resources: Resources, cluster_types: Sequence[str] = ()) -> CountedGp
         name, source = cluster_types[0], f"the cluster's {cluster_types[0]}"
     else:
         return CountedGpu(table[ASSUMED.name], _NOBODY, is_assumed=True)
-    matches = named(name, table)
+    matches = find_gpus(name, table)
     if len(matches) == 1:
         return CountedGpu(matches[0], source)
     why = " or ".join(gpu.name for gpu in matches) if matches else "no GPU that is known here"

@@ -51,7 +51,7 @@ class ImportContext:
     def pinned_source(self) -> Reference:
         """The image that was looked up, even if its tag has moved since."""
         digest = self.remote.digest
-        return self.source.at(digest) if digest and self.source.kind is Kind.REGISTRY else self.source
+        return self.source.pin(digest) if digest and self.source.kind is Kind.REGISTRY else self.source
 
 
 def choose_backend(source: Reference, via: str, note: Callable[[str], None]) -> str:
@@ -64,8 +64,8 @@ def choose_backend(source: Reference, via: str, note: Callable[[str], None]) -> 
         if not has_runner:
             raise UserError(_NO_RUNNER, hint=install_command("containers"))
         return ENROOT
-    lacking = tools.missing(*_SKOPEO_PROGRAMS)
-    has_enroot = tools.which("enroot") is not None
+    lacking = tools.list_missing(*_SKOPEO_PROGRAMS)
+    has_enroot = tools.find_program("enroot") is not None
     # Enroot's own import from podman leaves a container behind.
     if via == AUTO and has_enroot and reads and (source.kind is not Kind.PODMAN or lacking):
         if has_runner:
@@ -85,14 +85,14 @@ def _has_runner() -> bool:
 
 
 def look_up(backend: str, source: Reference, access: Access) -> RemoteImage:
-    """Return what is known of an image; raise UserError with the nearest tags, or the login that was used."""
-    has_skopeo, refusal = tools.which("skopeo") is not None, None
+    """Look an image up; raise UserError with the nearest tags, or the login that was used."""
+    has_skopeo, refusal = tools.find_program("skopeo") is not None, None
     try:
         if has_skopeo:
             try:
                 return registry.look_up(source, access)
             except ToolError as error:
-                # Enroot has logins of its own, such as those that a command prints.
+                # Enroot has its own logins, such as those that a command prints.
                 if backend != ENROOT or error.why != REFUSED:
                     raise
                 refusal = error
@@ -135,7 +135,7 @@ def make_squashfs(backend: str, context: ImportContext, via: str) -> str:
         try:
             _make_by_enroot(context)
         except ToolError as error:
-            may_change = via == AUTO and not tools.missing(*_SKOPEO_PROGRAMS)
+            may_change = via == AUTO and not tools.list_missing(*_SKOPEO_PROGRAMS)
             if not may_change or context.remote.config is None or error.why == NO_SPACE:
                 raise
             # The `registry` 2.8 answers 404 to a request that does not name the type of an OCI manifest.
@@ -210,7 +210,7 @@ def _path_for_enroot(source: Reference, work: Path) -> str:
     With podman Enroot removes its container by `docker rm` all the same; without a `docker` the import
     succeeds, exits with 1 and leaves that container.
     """
-    path, podman = os.environ.get("PATH", os.defpath), tools.which("podman")
+    path, podman = os.environ.get("PATH", os.defpath), tools.find_program("podman")
     if source.kind is not Kind.PODMAN or podman is None:
         return path
     links = work / "bin"

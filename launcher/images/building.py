@@ -16,14 +16,14 @@ from launcher.images.importing import Imported, ImportOptions, import_image, mak
 from launcher.images.progress import SILENT, ImageProgress
 from launcher.images.recipes import Recipe, build_labels
 from launcher.images.references import Kind, Reference
-from launcher.images.registry import Access, architecture, borrowed_login, hint_names
-from launcher.images.scratch import locked, scratch_directory
-from launcher.images.store import RecipeOrigin, match_stored, stored
+from launcher.images.registry import Access, architecture, borrow_login, hint_names
+from launcher.images.scratch import lock_image, scratch_directory
+from launcher.images.store import RecipeOrigin, match_stored, read_stored
 from launcher.images.tools import NO_SPACE, ToolError
 
-# Where the kernel lets nobody mount an overlay, plain copies of the layers do: slower, and they always work.
+# Plain copies of the layers: slower, but they work where the kernel refuses overlay mounts.
 _PLAIN_STORAGE = {"STORAGE_DRIVER": "vfs"}
-# Without namespaces of its own, and without a runtime that would have to be installed.
+# Without new namespaces, and without a runtime that would have to be installed.
 _ISOLATION = {"BUILDAH_ISOLATION": "chroot"}
 _LOCAL_HOSTS = ("localhost", "127.0.0.1")
 # In the output of `podman info` and `buildah info`.
@@ -59,7 +59,7 @@ class Builder:
             os.environ.update(before)
 
     def command(self, recipe: Recipe, directory: Path, labels: dict[str, str], access: Access) -> list[str]:
-        """Return the command that builds a recipe, whose Dockerfile and context are in a directory."""
+        """Return the command that builds a recipe from a directory with its Dockerfile and context."""
         # Without --force-rm a build that fails leaves its containers, and their mounts.
         options = ["--format", "docker", "--force-rm"]
         # One layer for each instruction is a cache, and a full disk where each is a copy of all.
@@ -104,13 +104,13 @@ def find_builder(preferred: str | None = None) -> Builder:
     message = f"{preferred} does not work here" if preferred else "no program that builds images works here"
     raise UserError(
         "\n".join([message, *answers]),
-        hint=f"{tools.how_to_get('buildah')}\nor do it where one is: slipway image build ... --on-cluster",
+        hint=f"{tools.explain_install('buildah')}\nor build elsewhere: slipway image build ... --on-cluster",
     )
 
 
 def _working_builder(name: str) -> Builder:
     """Return a builder; raise UserError if it does not work."""
-    if tools.which(name) is None:
+    if tools.find_program(name) is None:
         raise UserError("not on PATH")
     if name == "docker":
         version = tools.run(["docker", "version"], doing="reach docker's daemon")
@@ -118,15 +118,15 @@ def _working_builder(name: str) -> Builder:
         return _working_builder("podman") if "podman" in version.lower() else Builder("docker")
     env = {**_ISOLATION, **{key: os.environ[key] for key in _ISOLATION if key in os.environ}}
     try:
-        return _with_storage(name, env)
+        return _make_builder(name, env)
     except UserError:
         if "STORAGE_DRIVER" not in os.environ:
             with suppress(UserError):
-                return _with_storage(name, env | _PLAIN_STORAGE)
+                return _make_builder(name, env | _PLAIN_STORAGE)
         raise
 
 
-def _with_storage(name: str, env: dict[str, str]) -> Builder:
+def _make_builder(name: str, env: dict[str, str]) -> Builder:
     driver = _DRIVER.search(tools.run([name, "info"], doing=f"run {name}", env=env))
     return Builder(name, env, driver is not None and driver[1] == "vfs")
 
@@ -142,7 +142,7 @@ def build_recipe(
             path = context / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        # Beside the context, so that no instruction can copy it.
+        # Outside the context, so that no instruction can copy it.
         (scratch / "Dockerfile").write_text(recipe.dockerfile, encoding="utf-8")
         progress.step(f"building {recipe.image_name} with {builder.name}")
         try:
@@ -179,8 +179,8 @@ def build_into_store(
     origin = RecipeOrigin(recipe.name, recipe.flavor, recipe.hash)
     options = replace(options or ImportOptions(), recipe=origin)
 
-    def built_before() -> Imported | None:
-        entry = stored(target)
+    def reuse_built() -> Imported | None:
+        entry = read_stored(target)
         record = entry.sidecar if entry else None
         if entry is None or record is None or record.recipe is None or record.recipe.hash != recipe.hash:
             return None
@@ -191,19 +191,19 @@ def build_into_store(
         progress.step(f"waiting for {holder}")
 
     with tools.ending_cleanly():
-        if not options.force and (image := built_before()) is not None:
+        if not options.force and (image := reuse_built()) is not None:
             return image
         program = find_builder(builder or recipe.config.builder)
         make_directory(target.parent)
-        # One process builds; the others wait, and find the image. Importing has a lock of its own.
-        with locked(target.with_name(f"{target.name}.build"), wait_for) as lock:
+        # One process builds; the others wait, and find the image. Importing has its own lock.
+        with lock_image(target.with_name(f"{target.name}.build"), wait_for) as lock:
             # Another may have made it meanwhile, also while this one looked for a builder.
-            if (lock.waited or not options.force) and (image := built_before()) is not None:
+            if (lock.waited or not options.force) and (image := reuse_built()) is not None:
                 return image
             access = Access(options.plain_http, options.authfile)
             # docker has its own logins alone.
             has_own = program.name == "docker"
-            with nullcontext(access) if has_own else borrowed_login(access, recipe.base) as access:
+            with nullcontext(access) if has_own else borrow_login(access, recipe.base) as access:
                 reference = build_recipe(recipe, program, build_labels(config_dirs), progress, access)
             # A file of that name is of another recipe, or incomplete, or not wanted.
             with program.environment():

@@ -1,7 +1,7 @@
 """A program that runs Enroot once through enroot-py: ``python -m launcher.images.enroot_runner ARGUMENTS``.
 
 enroot-py takes no environment and reports nothing meanwhile, and importing it makes directories in the
-user's cache. A process of its own gets the environment that an import needs, and can be ended with all that
+user's cache. A separate process gets the environment that an import needs, and can be ended with all that
 it started.
 """
 
@@ -21,7 +21,7 @@ def main() -> int:
     try:
         print(run_enroot(sys.argv[1:]))
     except RuntimeError as error:
-        # enroot-py puts words of its own before Enroot's.
+        # enroot-py puts its own words before Enroot's.
         print(str(error).partition("\nstderr: ")[2] or error, file=sys.stderr)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Importing an image as a squashfs, once: others who want it wait, and nobody ever sees a partial file."""
+"""Importing an image as a squashfs, once: others who want it wait, and a partial file is never visible."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from launcher.images import backends, scratch
 from launcher.images.backends import ImportContext
 from launcher.images.progress import SILENT, ImageProgress
 from launcher.images.references import SQUASHFS_SUFFIXES, Kind, Reference
-from launcher.images.registry import Access, RemoteImage, borrowed_login
-from launcher.images.scratch import ImageLock, locked
+from launcher.images.registry import Access, RemoteImage, borrow_login
+from launcher.images.scratch import ImageLock, lock_image
 from launcher.images.squashfs import (
     AUTO,
     COMPRESSED_FRACTION,
@@ -34,8 +34,8 @@ from launcher.images.store import (
     Sidecar,
     Stored,
     match_stored,
+    read_stored,
     sidecar_path,
-    stored,
 )
 from launcher.images.tools import ending_cleanly
 from launcher.runs.trust import user_name
@@ -88,7 +88,7 @@ def import_image(
     """Make `target` the squashfs of an image, unless it is that already; its directory is made too.
 
     It is written under a temporary name, made durable and renamed last. Any end before that, SIGKILL
-    included, leaves no target, or the former one; what a killed import leaves, the next one removes.
+    included, leaves no target, or the former one; the next import removes remains of a killed one.
     """
     with ending_cleanly():
         return _Import(source, target.absolute(), options or ImportOptions(), progress).run()
@@ -124,7 +124,7 @@ def check_replaceable(target: Path) -> None:
             if owner != user:
                 raise UserError(
                     f"{escape(str(path))}: {user_name(owner)}'s, and in a directory with the sticky bit, "
-                    "where nobody else replaces it",
+                    "where only its owner can replace it",
                     hint="have its owner import it, or choose another place: --output FILE, images_dir=DIR",
                 )
 
@@ -141,7 +141,7 @@ class _Import:
     def run(self) -> Imported:
         self._check()
         source, options = self._source, self._options
-        before = stored(self._target)
+        before = read_stored(self._target)
         usable = None if options.force else before
         record = usable.sidecar if usable else None
         # The digest in the reference may say already that it is this image.
@@ -150,7 +150,7 @@ class _Import:
             return self._reuse(usable)
         backend = backends.choose_backend(source, options.via, self._note)
         self._progress.step(f"looking up {source}")
-        with borrowed_login(Access(options.plain_http, options.authfile), source) as access:
+        with borrow_login(Access(options.plain_http, options.authfile), source) as access:
             try:
                 remote = backends.look_up(backend, source, access)
             except UserError as error:
@@ -165,9 +165,9 @@ class _Import:
             if usable and self._has_settled(usable) and self._serves(usable, remote.digest):
                 return self._reuse(usable)
             make_directory(self._target.parent)
-            with locked(self._target, self._on_wait) as lock:
+            with lock_image(self._target, self._on_wait) as lock:
                 # Another process may have imported it meanwhile, even if this one did not wait.
-                now = stored(self._target)
+                now = read_stored(self._target)
                 is_new = now and (not before or (now.modified, now.size) != (before.modified, before.size))
                 if now and (not options.force or is_new) and self._serves(now, remote.digest):
                     return self._reuse(now)
@@ -194,10 +194,10 @@ class _Import:
             )
 
     def _has_settled(self, entry: Stored) -> bool:
-        """Return False if an import may be about to write its record: an image being replaced has none."""
+        """Return False if an import may be about to write its record: it first removes the old one."""
         if entry.sidecar is not None:
             return True
-        # Where this user cannot lock, and nobody has, the file is a colleague's without a record.
+        # Without a lock, and permission to make one, the file is a colleague's without a record.
         return not os.access(entry.path.parent, os.W_OK) and not scratch.lock_path(entry.path).exists()
 
     def _serves(self, entry: Stored, digest: str | None) -> bool:
@@ -283,7 +283,7 @@ def publish(context: ImportContext, target: Path, made_by: str, recipe: RecipeOr
     )
     output.chmod(0o666 & ~umask())
     _keep_for_jobs(target)
-    # The record goes first: an image without a record has none, but a wrong record is believed.
+    # The record goes first: a missing record is harmless, but a wrong one is believed.
     sidecar_path(target).unlink(missing_ok=True)
     output.replace(target)
     sync_path(target.parent)
@@ -303,5 +303,5 @@ def _keep_for_jobs(target: Path) -> None:
         try:
             os.link(target, kept)
         except PermissionError:
-            # Nobody may link a colleague's file (fs.protected_hardlinks): for a moment the name has no file.
+            # fs.protected_hardlinks forbids links to a colleague's file: for a moment the name has no file.
             target.rename(kept)

@@ -1,4 +1,4 @@
-"""Looking at an image: its file and configuration, whether it is complete, and what is installed in it."""
+"""Looking at an image: its file and configuration, whether it is complete, and its packages."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ class InspectedImage:
 
 
 def inspect(path: Path) -> InspectedImage:
-    """Read an image's record, or the image itself if it has none; raise UserError if it is no squashfs."""
+    """Read an image's record, or the image itself if it has none; raise UserError if it is not a squashfs."""
     block = read_superblock(path)
     record = read_sidecar(path)
     texts: Mapping[str, str] = {}
     notes: tuple[str, ...] = ()
-    if tools.which("unsquashfs") is not None:
+    if tools.find_program("unsquashfs") is not None:
         texts = squashfs.read_texts(path, (_ENVIRONMENT, _RC, *_RELEASES))
     else:
-        notes = (f"its files were not read: unsquashfs is missing; {tools.how_to_get('unsquashfs')}",)
+        notes = (f"its files were not read: unsquashfs is missing; {tools.explain_install('unsquashfs')}",)
     source, config = _parse_start_files(texts.get(_RC, ""), texts.get(_ENVIRONMENT, ""))
     release = _RELEASE_NAME.search(next((texts[name] for name in _RELEASES if name in texts), ""))
     return InspectedImage(
@@ -186,12 +186,12 @@ def _verify(image: VerifiedImage, deep: bool, progress: ImageProgress) -> None:
         image.checked.append(f"sha256 {short}... as when it was made")
     elif sidecar_path(path).exists():
         raise UserError(
-            f"{name}: {sidecar_path(path).name} is the record of another file, or of none",
+            f"{name}: {sidecar_path(path).name} is not the record of this file",
             hint=f"{_IMPORT_AGAIN}; or remove the record, if the image is yours",
         )
     else:
-        image.notes.append("its checksum: there is no record beside it")
-    if not deep and tools.which("unsquashfs") is None:
+        image.notes.append("its checksum: it has no record")
+    if not deep and tools.find_program("unsquashfs") is None:
         image.notes.append("its tables: there is no unsquashfs on PATH")
         return
     count, total = squashfs.count_files(path)
@@ -204,18 +204,18 @@ def _verify(image: VerifiedImage, deep: bool, progress: ImageProgress) -> None:
 
 # --- inspect --deep
 
-# The variables of the image that decide which Python is found, and what it finds.
+# The variables of the image that decide which Python and which packages are found.
 _PROBE_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _DEFAULT_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PYTHONS = ("python3", "python")
 
 
 def installed_versions(image: Path, config: ImageConfig) -> dict[str, str | None]:
-    """Return the versions of Python and of training packages in an image; ``None`` for what it has not.
+    """Return the versions of Python and of training packages in an image; ``None`` for absent ones.
 
-    The image's own Python is started, with whatever can start an image on this machine.
+    The image's own Python is started, with any tool that can start an image on this machine.
     """
-    starters = [(needs[0], start) for needs, start in _STARTERS if not tools.missing(*needs)]
+    starters = [(needs[0], start) for needs, start in _STARTERS if not tools.list_missing(*needs)]
     if not starters:
         raise UserError(
             "nothing here can start an image: --deep needs squashfuse and unshare, or enroot, or apptainer",
@@ -257,7 +257,7 @@ def _parse_answer(answer: str) -> dict[str, str | None]:
 
 @contextlib.contextmanager
 def _start_by_unshare(image: Path) -> Iterator[list[str]]:
-    """Mount an image as this user, and enter it in namespaces of its own."""
+    """Mount an image as this user, and enter it in new namespaces."""
     with tempfile.TemporaryDirectory(prefix="slipway-probe-") as folder:
         tools.run(["squashfuse", "-o", "ro", image, folder], doing=f"mount {escape(str(image))}")
         try:
@@ -269,7 +269,7 @@ def _start_by_unshare(image: Path) -> Iterator[list[str]]:
 
 def _unmount(folder: str) -> None:
     for words in (["fusermount3", "-u", "-z"], ["fusermount", "-u", "-z"], ["umount", "-l"]):
-        if tools.which(words[0]) is not None:
+        if tools.find_program(words[0]) is not None:
             with contextlib.suppress(UserError):
                 tools.run([*words, folder], doing="unmount it")
                 return

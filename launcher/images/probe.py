@@ -1,4 +1,4 @@
-"""A program for an image's own Python, from 3.8 on, that prints the versions of what is installed, as JSON.
+"""A program for an image's own Python, from 3.8 on, that prints the installed versions, as JSON.
 
 Nothing of the image is imported: some of it cannot be without a GPU.
 """

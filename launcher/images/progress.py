@@ -88,7 +88,7 @@ def show_progress(quiet: bool = False) -> Iterator[ImageProgress]:
 
 @contextmanager
 def show_bars(console: Console, clock: Callable[[], float] | None = None) -> Iterator[BarProgress]:
-    """Yield bars on a terminal; tests give a clock of their own."""
+    """Yield bars on a terminal; tests pass a clock."""
     from rich.filesize import decimal
     from rich.progress import (
         BarColumn,

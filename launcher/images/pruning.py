@@ -16,8 +16,8 @@ from launcher.config.schema import ClusterConfig
 from launcher.errors import UserError, end_of, escape
 from launcher.images.importing import PARTIAL_PREFIX, REPLACED_PREFIX
 from launcher.images.references import SQUASHFS_SUFFIXES
-from launcher.images.scratch import is_locked, locked
-from launcher.images.store import Stored, sidecar_path, stored
+from launcher.images.scratch import is_locked, lock_image
+from launcher.images.store import Stored, read_stored, sidecar_path
 from launcher.jobs.launches import adopt
 from launcher.jobs.locator import RunLocator, originals
 from launcher.jobs.status import poll
@@ -65,7 +65,7 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Im
 
 @dataclass(frozen=True, slots=True)
 class PruneDecision:
-    """Tells if an image is removed, and why."""
+    """A decision to keep or remove an image, and its reason."""
 
     entry: Stored
     remove: bool
@@ -76,7 +76,7 @@ class PruneDecision:
 class PruneRules:
     """The user's limits: an image made or launched fewer than `older_than` seconds ago stays.
 
-    Of the images that nobody needs those `keep` stay that were made or launched last.
+    Of the unneeded images the `keep` that were made or launched last stay.
     """
 
     keep: int = 0
@@ -85,7 +85,7 @@ class PruneRules:
 
 
 def parse_age(text: str) -> float:
-    """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds; raise UserError if it is none."""
+    """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds; raise UserError for other text."""
     match = re.fullmatch(r"([0-9]+)([mhdw])", text)
     if match is None:
         raise UserError(f"--older-than {escape(text)}: not an age", hint="an age is such as 30d, 12h or 2w")
@@ -98,9 +98,9 @@ def decide(
     """Decide about each image, in their order."""
     kept = {entry.path: why for entry in entries if (why := _reason_to_keep(entry, uses, rules, now))}
     unneeded = [entry for entry in entries if entry.path not in kept]
-    unneeded.sort(key=lambda entry: _last_use(entry, uses), reverse=True)
+    unneeded.sort(key=lambda entry: _find_last_use(entry, uses), reverse=True)
     for entry in unneeded[: rules.keep]:
-        kept[entry.path] = f"one of the newest {rules.keep} that nobody needs"
+        kept[entry.path] = f"one of the newest {rules.keep} unneeded images"
     decisions = []
     for entry in entries:
         runs = [use.run for use in uses.get(entry.path.resolve(), ())]
@@ -113,12 +113,12 @@ def decide_leftovers(directory: Path, uses: Mapping[Path, Sequence[ImageUse]]) -
     """Decide about hidden files: replaced images that jobs may have open, and parts of killed imports."""
     decisions: list[PruneDecision] = []
     for path in sorted(directory.glob(".*")):
-        image, entry = _image_of(path), stored(path)
+        image, entry = _image_of(path), read_stored(path)
         if image is None or entry is None:
             continue
         if path.name[1:].startswith(f"{image.name}{PARTIAL_PREFIX}"):
             keep = is_locked(image)
-            why = "being imported just now" if keep else f"a part of {image.name}, whose import was ended"
+            why = "being imported just now" if keep else f"a part of {image.name}: its import was ended"
         else:
             runs = [use.run for use in uses.get(image.resolve(), ()) if use.is_live]
             keep = bool(runs)
@@ -139,7 +139,7 @@ def _image_of(hidden: Path) -> Path | None:
 def _reason_to_keep(
     entry: Stored, uses: Mapping[Path, Sequence[ImageUse]], rules: PruneRules, now: float
 ) -> str | None:
-    """Return why an image stays, whatever else there is; ``None`` if there is no reason."""
+    """Return why an image stays by itself, or ``None``."""
     launches = uses.get(entry.path.resolve(), ())
     live = [use.run for use in launches if use.is_live]
     if live:
@@ -152,13 +152,13 @@ def _reason_to_keep(
         return "not made by slipway: it has no record"
     if launches and not rules.ended:
         return f"{_name([use.run for use in launches])} ran in it"
-    age = now - _last_use(entry, uses)
+    age = now - _find_last_use(entry, uses)
     if age < rules.older_than:
         return f"needed {max(age, 0.0) / _DAY_SECONDS:.0f} days ago"
     return None
 
 
-def _last_use(entry: Stored, uses: Mapping[Path, Sequence[ImageUse]]) -> float:
+def _find_last_use(entry: Stored, uses: Mapping[Path, Sequence[ImageUse]]) -> float:
     return max([entry.modified, *(use.launched for use in uses.get(entry.path.resolve(), ()))])
 
 
@@ -173,7 +173,7 @@ def remove(entry: Stored) -> None:
     def refuse(holder: str) -> None:
         raise UserError(f"{escape(str(entry.path))}: {holder} imports it just now; it stays")
 
-    with locked(_image_of(entry.path) or entry.path, refuse):
+    with lock_image(_image_of(entry.path) or entry.path, refuse):
         # A record without an image is harmless; an image without a record would never be removed.
         entry.path.unlink()
         sidecar_path(entry.path).unlink(missing_ok=True)
@@ -237,7 +237,7 @@ class SkippedNode:
 def nodes_of(cluster: ClusterConfig) -> list[str]:
     """Return the nodes that take jobs, of those that the cluster's keys name."""
     command = ["sinfo", "--noheader", "--Node", "--responding", "--format=%N"]
-    # Beside a partition, which may be hidden, sinfo refuses --all.
+    # With a partition, which may be hidden, sinfo refuses --all.
     command += ["--all"] * (cluster.partition is None)
     for flag, value in (("partition", cluster.partition), ("nodes", cluster.nodelist)):
         command += [f"--{flag}={value}"] * (value is not None)
@@ -256,7 +256,7 @@ def look(
 
     `pattern` is of the values of `container_options.name`, as for files: ``*`` is any.
     """
-    containers, skipped = _on_each(cluster, dict.fromkeys(nodes, ()))
+    containers, skipped = _run_on_nodes(cluster, dict.fromkeys(nodes, ()))
     matches = [(item, _NAME.fullmatch(item.container)) for item in containers]
     return [item for item, name in matches if name and fnmatchcase(name["name"], pattern)], skipped
 
@@ -268,11 +268,11 @@ def remove_containers(
     names: dict[str, list[str]] = defaultdict(list)
     for item in containers:
         names[item.node].append(item.container)
-    results, skipped = _on_each(cluster, names)
+    results, skipped = _run_on_nodes(cluster, names)
     return [item for item in results if item.container in names[item.node]], skipped
 
 
-def _on_each(
+def _run_on_nodes(
     cluster: ClusterConfig, names: Mapping[str, Sequence[str]]
 ) -> tuple[list[NamedContainer], list[SkippedNode]]:
     """List the containers of nodes, after removing those of these names."""

@@ -1,10 +1,9 @@
 """Recipes: a Dockerfile with all its values, the files that it copies, and the names of the image.
 
-The hash is of everything that decides what is in the image: the Dockerfile with its values, the files that
-are copied, the platform. Two recipes of one hash make the same image, so that a launch can tell by a file's
-name if it is built. Not in the hash are the commit and its changes, which are in the labels of a built image,
-nor our trainer's code, of which a launch brings its own copy: otherwise each change of ours would ask for a
-new image.
+The hash covers everything that determines the image's content: the Dockerfile with its values, the files that
+are copied, the platform. Two recipes of one hash make the same image, so that a launch recognizes a built one
+by its file's name. The hash leaves out the commit and its changes, which are in the labels of a built image,
+and our trainer's code, which a launch copies: otherwise each change of ours would need a new image.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ _LOCAL_REGISTRY = "localhost"  # podman and buildah call images of this machine 
 _LOGIN = re.compile(r"(?<!ssh)://[^/\s@]*@|://[^/\s@]*:[^/\s@]*@", re.IGNORECASE)
 
 
-def _without_password(value: Any) -> Any:
+def _refuse_password(value: Any) -> Any:
     if any(map(_LOGIN.search, [value] if isinstance(value, str) else value)):
         raise ValueError("a name or a password in it would be in the image for all to read")
     return value
 
 
-def _without_secrets(env: dict[str, str]) -> dict[str, str]:
+def _refuse_secrets(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if value and is_secret_name(name.upper()):
             raise ValueError(
@@ -72,13 +71,13 @@ def _without_secrets(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
-def _flat(value: Any) -> Any:
+def _flatten(value: Any) -> Any:
     """Join nested keys: labels have dots in their names, which Hydra's overrides take for keys below keys."""
     if not isinstance(value, dict):
         return value
     flat: dict[str, Any] = {}
     for name, below in value.items():
-        inner = _flat(below)
+        inner = _flatten(below)
         flat |= {f"{name}.{end}": inner[end] for end in inner} if isinstance(inner, dict) else {name: inner}
     return flat
 
@@ -108,13 +107,13 @@ class RecipeConfig(StrictModel):
     packages: _Debian
     dev_packages: _Debian
     dev_script: Line | None
-    python_packages: Annotated[LineList, AfterValidator(_without_password)]
-    pip_index: Annotated[Line, AfterValidator(_without_password)] | None
+    python_packages: Annotated[LineList, AfterValidator(_refuse_password)]
+    pip_index: Annotated[Line, AfterValidator(_refuse_password)] | None
     versions: dict[_Variable, _Version | None]
     cuda_archs: list[Whole]
-    env: Annotated[dict[_Variable, Text], AfterValidator(_without_secrets)]
+    env: Annotated[dict[_Variable, Text], AfterValidator(_refuse_secrets)]
     workdir: Annotated[Line, matching(r"/.*", "expected an absolute path")]
-    labels: Annotated[dict[_Label, Text], BeforeValidator(_flat)]
+    labels: Annotated[dict[_Label, Text], BeforeValidator(_flatten)]
 
 
 class _Tree(StrictModel):
@@ -125,8 +124,8 @@ class _Tree(StrictModel):
 class Recipe:
     """A recipe with all its values.
 
-    `name` and `flavor` are such as ``nemo`` and ``dev``; `hash` is the SHA-256 of all that decides what is in
-    the image, but for our trainer's code; `warnings` are printed whenever it is rendered or built.
+    `name` and `flavor` are such as ``nemo`` and ``dev``; `hash` is the SHA-256 of all that determines
+    the image, except our trainer's code; `warnings` are printed whenever it is rendered or built.
     """
 
     name: str
@@ -173,7 +172,7 @@ def read_recipe(
     config_dirs: tuple[Path, ...] = (),
     template_dir: Path | None = None,
 ) -> Recipe:
-    """Read a recipe, and render its Dockerfile; `flavor` wins over what the configuration says.
+    """Read a recipe, and render its Dockerfile; `flavor` overrides the configuration's.
 
     `config_dirs` and `template_dir` are trees of the user's own, read before ours. Raise UserError for a
     mistake in the configuration, in an override or in a template.
@@ -191,7 +190,7 @@ def read_recipe(
 
 
 def build_labels(config_dirs: tuple[Path, ...] = ()) -> dict[str, str]:
-    """Return labels for a build, beside those in the Dockerfile: the commit, and whether it was changed."""
+    """Return labels to add to the Dockerfile's: the commit, and whether it was changed."""
     labels = {"slipway.version": __version__}
     for prefix, directories in (("", (TEMPLATE_DIR,)), ("config.", config_dirs)):
         checkout = next(filter(None, map(checkout_of, directories)), None)
@@ -253,7 +252,7 @@ def _base(config: RecipeConfig) -> Reference:
     if base.digest not in (None, config.digest):
         message = f"image.digest={config.digest!r}: image.base has another digest"
         raise setting_error(message, hint="keep one of the two", also=["image.base"])
-    return base.at(config.digest)
+    return base.pin(config.digest)
 
 
 def _warnings(config: RecipeConfig, base: Reference) -> Iterator[str]:
@@ -360,5 +359,5 @@ _FILTERS = {
     "text": quote_for_dockerfile,
     "pairs": _pairs,
     "gencode": _gencode,
-    "raw": RawShell,  # for constants of a template: what the build expands
+    "raw": RawShell,  # for constants of a template that the build expands
 }

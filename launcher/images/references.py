@@ -77,7 +77,7 @@ class Reference:
     # Its host and port, `docker.io` for Docker Hub; ``None`` for the other kinds.
     registry: str | None = None
     tag: str | None = None
-    # ``sha256:…``: the image itself, whatever its tag moves to.
+    # ``sha256:…``: the image itself, independent of its tag.
     digest: str | None = None
     # The user of the registry, such as ``$oauthtoken``; the password is in a credentials file.
     user: str | None = None
@@ -86,7 +86,7 @@ class Reference:
     def parse(cls, text: str, key: str | None = None) -> Reference:
         """Parse an image's name in any of its forms; `key` is the configuration's, for the message.
 
-        Raise UserError if it is none of the forms; a password in it is not shown.
+        Raise UserError for other forms; a password in it is not shown.
         """
         return _Parser(text, key).parse()
 
@@ -95,11 +95,11 @@ class Reference:
         if self.kind is Kind.SQUASHFS:
             return self.name
         if self.kind in _FILES:
-            return f"{self.kind}:{self._tagged(self.name)}"
+            return f"{self.kind}:{self._add_tag(self.name)}"
         pinned = f"@{self.digest}" if self.digest else ""
         if self.kind is Kind.REGISTRY:
-            return f"{self._host}{self._tagged(self._short)}{pinned}"
-        return f"{self.kind}://{self._tagged(self.name)}{pinned}"
+            return f"{self._host}{self._add_tag(self._short)}{pinned}"
+        return f"{self.kind}://{self._add_tag(self.name)}{pinned}"
 
     @property
     def for_pyxis(self) -> str | None:
@@ -115,23 +115,23 @@ class Reference:
         if self.kind is Kind.REGISTRY:
             return f"docker://{self.for_pyxis}"
         if self.kind in (Kind.DOCKER_ENGINE, Kind.PODMAN) and self.digest is None:
-            return f"{self.kind}://{self._tagged(self.name)}"
+            return f"{self.kind}://{self._add_tag(self.name)}"
         return None
 
     @property
     def for_skopeo(self) -> str | None:
         """The name that skopeo, podman and buildah take; ``None`` for a squashfs."""
         if self.kind in _FILES:
-            return f"{self.kind}:{self._tagged(str(self.path))}"
+            return f"{self.kind}:{self._add_tag(str(self.path))}"
         transport = _OF_SKOPEO.get(self.kind)
         return f"{transport}{self.for_build}" if transport else None
 
     @property
     def for_build(self) -> str:
-        """The name as in a Dockerfile's FROM: registry, name, tag and digest, whatever the kind."""
+        """The name as in a Dockerfile's FROM: registry, name, tag and digest, for every kind."""
         name = f"{self.registry}/{self.name}" if self.registry else self.name
         # A digest decides; skopeo does not read a tag as well.
-        return f"{name}@{self.digest}" if self.digest else self._tagged(name)
+        return f"{name}@{self.digest}" if self.digest else self._add_tag(name)
 
     @property
     def file_name(self) -> str:
@@ -144,14 +144,14 @@ class Reference:
         if self.kind in _FILES:
             base = self.path.name
             stem = next((base.removesuffix(end) for end in _ARCHIVE_SUFFIXES if base.endswith(end)), base)
-            return _as_file_name([stem, self.tag])
+            return _make_file_name([stem, self.tag])
         name = self._short
         # Docker Hub's own images and NVIDIA's are known by their names alone.
         is_nvidia = self.registry == NVIDIA and not _is_registry(name.split("/")[0])
         if self.kind is Kind.REGISTRY and name == self.name and not is_nvidia:
             name = f"{self.registry}/{name}"
         algorithm, _, digits = (self.digest or "").partition(":")
-        return _as_file_name([name, self.tag, f"{algorithm}-{digits[:12]}" if digits else None])
+        return _make_file_name([name, self.tag, f"{algorithm}-{digits[:12]}" if digits else None])
 
     @property
     def path(self) -> Path:
@@ -163,7 +163,7 @@ class Reference:
         """True if a digest names it, so that it will be the same image tomorrow."""
         return self.digest is not None
 
-    def at(self, digest: str) -> Reference:
+    def pin(self, digest: str) -> Reference:
         """Return the same image, pinned to a digest."""
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"{digest!r} is no digest")
@@ -178,11 +178,11 @@ class Reference:
     def _short(self) -> str:
         return self.name.removeprefix(_HUB_LIBRARY) if self.registry == DOCKER_HUB else self.name
 
-    def _tagged(self, name: str) -> str:
+    def _add_tag(self, name: str) -> str:
         return f"{name}:{self.tag}" if self.tag else name
 
 
-def _as_file_name(parts: list[str | None]) -> str:
+def _make_file_name(parts: list[str | None]) -> str:
     return re.sub(r"[/:@]", "+", "+".join(part for part in parts if part)) + ".sqsh"
 
 
@@ -228,9 +228,9 @@ class _Parser:
         if kind is None or (kind is Kind.REGISTRY and not rest.startswith("//")):
             return self._registry(text)
         rest = rest.removeprefix("//")
-        return self._registry(rest) if kind is Kind.REGISTRY else self._stored(kind, rest)
+        return self._registry(rest) if kind is Kind.REGISTRY else self._parse_stored(kind, rest)
 
-    def _stored(self, kind: Kind, rest: str) -> Reference:
+    def _parse_stored(self, kind: Kind, rest: str) -> Reference:
         name, tag, digest = self._split(rest)
         host, _, below = name.partition("/")
         if below and _is_registry(host):
@@ -307,7 +307,7 @@ class _Parser:
 
 
 def contents_of_reference(reference: Reference) -> Contents | None:
-    """Return what is known of an image by its name; ``None`` for an image that is not NVIDIA's."""
+    """Return an NVIDIA image's contents by its name; ``None`` for other images."""
     if reference.kind is Kind.SQUASHFS:
         return contents_by_file_name(reference.path.name)
     return contents_of(reference.registry, reference.name, reference.tag, reference.digest)

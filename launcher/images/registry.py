@@ -131,8 +131,8 @@ def _expand(word: str, environment: Mapping[str, str]) -> str | None:
 
 
 @contextmanager
-def borrowed_login(access: Access, source: Reference) -> Iterator[Access]:
-    """Yield access with Enroot's login if skopeo has none for the registry.
+def borrow_login(access: Access, source: Reference) -> Iterator[Access]:
+    """Yield access with Enroot's login if skopeo has no login for the registry.
 
     The login is in memory alone: no file and no argument has it, and only programs that inherit it read it.
     """
@@ -180,7 +180,7 @@ def look_up(source: Reference, access: Access) -> RemoteImage:
         raw = _inspect(source, access, doing, "--raw")
         digest = _digest_for_this_machine(json.loads(raw)) if source.kind is Kind.REGISTRY else None
         if digest is not None:
-            source = source.at(digest)
+            source = source.pin(digest)
             raw = _inspect(source, access, doing, "--raw")
         config = _image_config(json.loads(_inspect(source, access, doing, "--config")))
         unpacked = 0.0
@@ -278,16 +278,16 @@ def push(
     if source.kind is Kind.SQUASHFS:
         raise UserError(
             f"{source}: a squashfs has lost its layers, and cannot be pushed",
-            hint="push what it was made from: the recipe, or the image that `slipway image inspect` shows",
+            hint="push its origin: the recipe, or the image that `slipway image inspect` shows",
         )
     tools.require("skopeo", why="to push images")
-    with borrowed_login(access, source) as reading, _packed_once(source, temp_dir, progress) as name:
+    with borrow_login(access, source) as reading, _pack_once(source, temp_dir, progress) as name:
         manifest = _inspect(source, reading, f"read {source}", "--raw", name)
         return [_push(name, manifest, reading, target, access, progress) for target in targets]
 
 
 @contextmanager
-def _packed_once(source: Reference, temp_dir: Path | None, progress: ImageProgress) -> Iterator[str]:
+def _pack_once(source: Reference, temp_dir: Path | None, progress: ImageProgress) -> Iterator[str]:
     """Yield skopeo's name of the image; pack one in an engine's storage first, once for all registries."""
     name = source.for_skopeo
     assert name
@@ -316,8 +316,8 @@ def _push(
 ) -> Pushed:
     digest = _digest_of(manifest)
     try:
-        with borrowed_login(access, target) as writing:
-            with suppress(UserError):  # a registry that lacks the image
+        with borrow_login(access, target) as writing:
+            with suppress(UserError):  # the registry does not have the image
                 if _digest_of(_inspect(target, writing, f"look up {target}", "--raw")) == digest:
                     return Pushed(target, digest, was_there=True)
             progress.step(f"pushing to {target}", _layer_bytes(manifest) or None)
@@ -342,7 +342,7 @@ def _push(
 
 
 def _layer_bytes(manifest: str) -> int:
-    """Return the bytes of an image's layers; 0 for a list of images, and for what is no manifest."""
+    """Return the bytes of an image's layers; 0 for a list of images, and for any other text."""
     try:
         return sum(int(layer.get("size") or 0) for layer in json.loads(manifest).get("layers") or ())
     except _NOT_JSON:

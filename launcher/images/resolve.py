@@ -1,4 +1,4 @@
-"""Images that users name: the file that `container` or a word stands for, and what is known to be in it."""
+"""Images that users name: the file that `container` or a word means, and its known contents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.config.overrides import recipe_and_flavor
 from launcher.errors import UserError, absolute_path, escape, file_mode, literal, nearest, nearest_files
 from launcher.images.references import SQUASHFS_SUFFIXES, Kind, Reference, contents_of_reference
-from launcher.images.store import Sidecar, read_sidecar, stored_images
+from launcher.images.store import Sidecar, list_images, read_sidecar
 from launcher.releases import Contents, add_installed, contents_by_file_name
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RecipeImage:
 
     @property
     def recipe(self) -> Recipe:
-        return cached_recipe(self.name, self.flavor, self.config_dirs, self.template_dir)
+        return read_cached_recipe(self.name, self.flavor, self.config_dirs, self.template_dir)
 
     @property
     def image(self) -> str:
@@ -87,7 +87,7 @@ ResolvedImage = RecipeImage | ReferenceImage
 def resolve_container(
     text: str, images_dir: str, config_dirs: tuple[Path, ...] = (), template_dir: Path | None = None
 ) -> ResolvedImage:
-    """Return the image that a `container` stands for; no file is read yet."""
+    """Return the image that a `container` means; no file is read yet."""
     named = recipe_and_flavor(text)
     if named is not None:
         return RecipeImage(text, images_dir, *named, config_dirs, template_dir)
@@ -103,7 +103,7 @@ def resolve_container(
 
 
 @cache
-def cached_recipe(
+def read_cached_recipe(
     name: str, flavor: str | None, config_dirs: tuple[Path, ...], template_dir: Path | None
 ) -> Recipe:
     """Read a recipe, once for all facts of its image and all points of a sweep."""
@@ -124,8 +124,8 @@ def cached_recipe(
     return read_recipe(name, flavor, (), config_dirs, template_dir)
 
 
-def recorded_digest(image: str | None) -> str | None:
-    """Return the digest in the record beside an image that is a file, if the record is of this file."""
+def read_recorded_digest(image: str | None) -> str | None:
+    """Return the digest in the record of an image file, if it is the record of this file."""
     if image is None or not image.startswith("/"):
         return None
     record = read_sidecar(Path(image), exact=True)
@@ -153,9 +153,9 @@ def locate(
 
     named, recipes = recipe_and_flavor(text), recipe_names(config_dirs)
     if named is not None and named[0] in recipes:
-        return _locate_recipe(store, cached_recipe(*named, config_dirs, template_dir))
+        return _locate_recipe(store, read_cached_recipe(*named, config_dirs, template_dir))
     if text.endswith(SQUASHFS_SUFFIXES) or (named is not None and ":" not in text):
-        files = [entry.path.name for entry in stored_images(store)]
+        files = [entry.path.name for entry in list_images(store)]
         known = [*files, *recipes]
         near = nearest(text, known) or nearest(text, [Path(name).stem for name in files])
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
@@ -172,7 +172,7 @@ def _locate_recipe(store: Path, recipe: Recipe) -> Path:
     if path.is_file():
         return path
     prefix = f"{recipe.name}-{recipe.flavor}-"
-    older = [entry.path.name for entry in stored_images(store) if entry.path.name.startswith(prefix)]
+    older = [entry.path.name for entry in list_images(store) if entry.path.name.startswith(prefix)]
     changed = f", but of the recipe as it was before: {', '.join(older)}" if older else ""
     raise UserError(
         f"{recipe.file_name} is not in {escape(str(store))}{changed}",
@@ -181,7 +181,7 @@ def _locate_recipe(store: Path, recipe: Recipe) -> Path:
 
 
 def contents_of_recipe(recipe: Recipe) -> Contents:
-    """Return what is known of a recipe's image: its base's contents, and the packages that it adds."""
+    """Return the contents of a recipe's image: its base's, and the packages that it adds."""
     contents = contents_of_reference(recipe.base) or Contents(f"the recipe {recipe.name}")
     cores = [match[1] for line in recipe.config.python_packages if (match := _CORE.fullmatch(line))]
     # Templates install it by itself, after all else.
@@ -190,7 +190,7 @@ def contents_of_recipe(recipe: Recipe) -> Contents:
 
 
 def contents_of_file(path: Path) -> Contents | None:
-    """Return what the record beside a squashfs says of its contents, or else the name of its file."""
+    """Return the contents of a squashfs by its record, or else by its file's name."""
     record = read_sidecar(path, exact=True)
     contents = (_contents_of_record(record) if record else None) or contents_by_file_name(path.name)
     if record is None or record.installed is None:

@@ -81,7 +81,7 @@ def configure(root: Path, config: ImageConfig, source: str) -> list[str]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file in place of whatever has its name, even a link."""
+    """Write a file in place of any entry of its name, even a link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -117,8 +117,8 @@ def resolve_inside(root: Path, name: str) -> Path:
 def make_readable(root: Path) -> int:
     """Let the owner read all of a root file system, and empty ``/dev``; return its bytes.
 
-    Containers bring a ``/dev`` of their own. Some distributions give files no permissions at all, since root
-    needs none; who packs, or runs, an image is not root.
+    Containers bring their own ``/dev``. Some distributions give files no permissions at all, since root
+    needs none; images are packed and run by other users.
     """
     dev = resolve_inside(root, "/dev")
     if dev.is_dir():

@@ -56,7 +56,7 @@ class ImageLock:
 
 
 def lock_path(target: Path) -> Path:
-    """Return the hidden file beside an image that its importers lock."""
+    """Return the hidden file that an image's importers lock."""
     return target.with_name(f".{target.name}.lock")
 
 
@@ -73,7 +73,7 @@ def _flock(path: Path) -> tuple[BaseFileLock, list[int]]:
 
 
 @contextmanager
-def locked(target: Path, on_wait: Callable[[str], None]) -> Iterator[ImageLock]:
+def lock_image(target: Path, on_wait: Callable[[str], None]) -> Iterator[ImageLock]:
     """Lock an image to write it; `on_wait` is called with the holder before waiting."""
     path = lock_path(target)
     lock, descriptors = _flock(path)
@@ -171,7 +171,7 @@ def scratch_directory(parent: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
                 mistake = explain_os_error(error, path, "--temp-dir", verb="work in")
                 hint = (mistake.hint or "").replace("--temp-dir=...", "--temp-dir DIR")
                 raise UserError(mistake.message, hint=hint) from error
-            # Without locks nobody sweeps.
+            # Without locks nothing is swept.
         break
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
@@ -180,7 +180,7 @@ def scratch_directory(parent: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory, whatever permissions an image gives to the directories in it."""
+    """Remove a directory, even if permissions of directories in it forbid that."""
     for root, names, _ in os.walk(path):
         for inner in (Path(root, name) for name in names):
             # A link to a directory is listed too, and may lead anywhere.
@@ -211,7 +211,7 @@ class ScratchPlace(NamedTuple):
 
 
 def look_at_place(path: Path) -> ScratchPlace | None:
-    """Return what is known of a directory; ``None`` if nothing can be written there."""
+    """Return a directory's space and file system; ``None`` if nothing can be written there."""
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
         return None
     room, mount = room_at(path), mount_of(path)
@@ -241,14 +241,13 @@ def choose_scratch(
         raise UserError(
             f"{escape(str(target.parent))}: the image needs about {decimal(needs.final)} there, and "
             f"{decimal(home.free)} are free",
-            hint="remove images that nobody uses, `slipway image prune`, or choose another directory: "
-            "images_dir=DIR",
+            hint="remove unused images, `slipway image prune`, or choose another directory: images_dir=DIR",
         )
     named = [Path(environment[name]) for name in ("ENROOT_TEMP_PATH", "TMPDIR") if environment.get(name)]
     usual = [*named, Path("/tmp"), Path("/var/tmp"), target.parent]
     places: dict[int, ScratchPlace] = {}
     for path in [temp_dir] if temp_dir is not None else usual:
-        # The first of each file system: what the user named goes before what there always is.
+        # The first of each file system.
         if (place := look(path.absolute())) is not None:
             places.setdefault(place.device, place)
     if temp_dir is not None and not places:

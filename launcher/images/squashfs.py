@@ -51,7 +51,7 @@ _COMPRESSORS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 # A line of `unsquashfs -lln -d ''` about a regular file.
 _REGULAR_FILE = re.compile(rb"-[-rwxsStT]{9} \d+/\d+ +(\d+) \d{4}-\d\d-\d\d \d\d:\d\d /")
 _CHUNK_BYTES = 1 << 22
-# unsquashfs exits with 2 for what it could not set on the files that it wrote, such as owners.
+# unsquashfs exits with 2 if it could not set attributes of written files, such as owners.
 _FATAL = 1
 _QUOTED_LETTERS = 400
 
@@ -171,7 +171,7 @@ def count_files(image: Path) -> tuple[int, int]:
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment)
     if result.returncode == _FATAL or not result.stdout:
-        raise _unreadable(image, "its tables", result.stderr)
+        raise _explain_unreadable(image, "its tables", result.stderr)
     matches = (_REGULAR_FILE.match(line) for line in result.stdout.split(b"\n"))
     sizes = [int(match[1]) for match in matches if match]
     return len(sizes), sum(sizes)
@@ -196,10 +196,10 @@ def decompress_all(image: Path, progress: ImageProgress = SILENT) -> None:
     if process.returncode == _FATAL:
         if b"SYNTAX" in message or b"invalid option" in message:
             raise UserError("this unsquashfs cannot read files without writing them: 4.5 is needed")
-        raise _unreadable(image, "a file in it", message)
+        raise _explain_unreadable(image, "a file in it", message)
 
 
-def _unreadable(image: Path, what: str, message: bytes) -> UserError:
+def _explain_unreadable(image: Path, what: str, message: bytes) -> UserError:
     lines = message.decode(errors="replace").strip().splitlines() or ["unsquashfs does not say why"]
     reason = escape(lines[0])[:_QUOTED_LETTERS]
     return UserError(f"{escape(str(image))}: {what} cannot be read: {reason}")

@@ -1,4 +1,4 @@
-"""The store: a directory of squashfs images, each with a record beside it that says what it is."""
+"""The store: a directory of squashfs images, each with a record of its identity."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Sidecar:
     made_by: str
     config: ImageConfig = ImageConfig()
     recipe: RecipeOrigin | None = None
-    # Modification time in whole seconds since 1970: a file of another time is another one, whatever its size.
+    # Modification time in whole Unix seconds: a file of another time is another one, even of this size.
     modified: int | None = None
     # The digest that registries have of a built image.
     pushed: str | None = None
@@ -65,7 +65,7 @@ class Sidecar:
     installed: Mapping[str, str | None] | None = None
 
     def write(self, image: Path) -> None:
-        """Write it beside its image."""
+        """Write it next to its image."""
         record = {"version": _VERSION, **asdict(self)}
         write_atomic(sidecar_path(image), f"{json.dumps(record, indent=2, ensure_ascii=False)}\n")
 
@@ -81,17 +81,17 @@ class Stored:
     sidecar: Sidecar | None
 
 
-def stored_images(store: Path) -> list[Stored]:
-    """Return all images of a store, which need not exist, by name; partial files are hidden, and are none."""
+def list_images(store: Path) -> list[Stored]:
+    """Return all images of a store, which need not exist, by name; partial files are hidden and left out."""
     try:
         paths = sorted(store.iterdir())
     except FileNotFoundError:
         return []
     images = (path for path in paths if path.name.endswith(SQUASHFS_SUFFIXES) and path.name[0] != ".")
-    return [entry for path in images if (entry := stored(path)) is not None]
+    return [entry for path in images if (entry := read_stored(path)) is not None]
 
 
-def stored(path: Path) -> Stored | None:
+def read_stored(path: Path) -> Stored | None:
     """Return an image with its record; ``None`` if there is no such file."""
     try:
         status = path.stat()
@@ -108,7 +108,7 @@ def sidecar_path(image: Path) -> Path:
 
 
 def read_sidecar(image: Path, *, exact: bool = False) -> Sidecar | None:
-    """Return the record of an image; ``None`` if it has none, or one of another file.
+    """Return the record of an image; ``None`` without one, or if it is of another file.
 
     With `exact`, the file's modification time is compared too, and not only its size: a copy has another.
     """
@@ -123,7 +123,7 @@ def read_sidecar(image: Path, *, exact: bool = False) -> Sidecar | None:
 
 
 def _parse_record(record: dict[str, Any]) -> Sidecar:
-    """Return a record; raise an error of Python's own if it is none."""
+    """Return a record; raise any of Python's errors if it is invalid."""
     if record["version"] != _VERSION:
         raise ValueError(f"a record of version {record['version']}")
     values = _fields_of(Sidecar, record)
@@ -172,7 +172,7 @@ def record_installed(image: Path, installed: Mapping[str, str | None]) -> None:
 
 
 def match_stored(entry: Stored, digest: str | None, compression: str) -> tuple[bool, str]:
-    """Return if a file that has the name of an image serves as that, and what to tell the user about it.
+    """Return if a file with the name of an image serves as that image, and a message for the user.
 
     Any compression will do for ``auto``.
     """
@@ -185,7 +185,7 @@ def match_stored(entry: Stored, digest: str | None, compression: str) -> tuple[b
         return False, f"{name}: {(error.strerror or str(error)).lower()}: imported again"
     record, by_force = entry.sidecar, "(--force imports it again)"
     if record is None:
-        return True, f"{name} has no record of what it is: reused by its name {by_force}"
+        return True, f"{name} has no record: reused by its name {by_force}"
     if digest is None or record.digest is None:
         return True, f"{name} is reused by its name: its digest is unknown {by_force}"
     if record.digest != digest:

@@ -45,7 +45,7 @@ _LINE_END = re.compile(rb"[\r\n]")
 _END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-def which(name: str) -> Path | None:
+def find_program(name: str) -> Path | None:
     """Return the path of a program on PATH."""
     path = shutil.which(name)
     return Path(path) if path else None
@@ -67,12 +67,12 @@ def name_and_version(name: str) -> str:
     return f"{name} {match[0]}" if match else name
 
 
-def missing(*names: str) -> tuple[str, ...]:
+def list_missing(*names: str) -> tuple[str, ...]:
     """Return those of some programs that are not on PATH."""
-    return tuple(name for name in names if which(name) is None)
+    return tuple(name for name in names if find_program(name) is None)
 
 
-def how_to_get(*names: str) -> str:
+def explain_install(*names: str) -> str:
     """Return how to install programs."""
     packages = dict.fromkeys(_PACKAGES[name] for name in names if name in _PACKAGES)
     steps = [f"on Debian and Ubuntu: apt-get install {' '.join(packages)}"] if packages else []
@@ -84,12 +84,12 @@ def require(*names: str, why: str, or_else: str = "", also: Sequence[str] = ()) 
 
     `why` is such as ``to write a squashfs``; `also` are programs that would help as well.
     """
-    lacking = missing(*names)
+    lacking = list_missing(*names)
     if lacking:
         are = "is" if len(lacking) == 1 else "are"
         raise UserError(
             f"{' and '.join(lacking)} {are} needed {why}, and not on PATH",
-            hint="\n".join(filter(None, [how_to_get(*lacking, *also), or_else])),
+            hint="\n".join(filter(None, [explain_install(*lacking, *also), or_else])),
         )
 
 
@@ -104,7 +104,7 @@ def run(
     on_tick: Callable[[int], None] | None = None,
     keep: Sequence[int] = (),
 ) -> str:
-    r"""Run a program to its end in a process group of its own, and return what it wrote to stdout.
+    r"""Run a program to its end in a new process group, and return what it wrote to stdout.
 
     Any exception here ends the program and all that it started; so does the end of this process, if
     ``setpriv`` (util-linux) is installed. Raise ToolError if it fails: ``cannot DOING``, with its last lines
@@ -116,7 +116,7 @@ def run(
     returned then; `on_tick` is called with the process id twice a second.
     """
     command = [os.fspath(part) for part in argv]
-    setpriv = which("setpriv")
+    setpriv = find_program("setpriv")
     with_parent = [str(setpriv), "--pdeathsig", "TERM", "--"] if setpriv else []
     tail: deque[str] = deque(maxlen=_KEPT_LINES)
     try:
@@ -203,7 +203,7 @@ def proc_number(path: Path, name: str) -> int:
 
 @contextmanager
 def ending_cleanly() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into `SystemExit` meanwhile, so that what was begun is cleaned up first."""
+    """Turn SIGTERM and SIGHUP into `SystemExit` meanwhile, so that unfinished work is cleaned up first."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals arrive elsewhere
         return
@@ -261,7 +261,7 @@ class ToolError(UserError):
         self.why = why
 
 
-# The first match decides: a full disk hides behind many other messages, and so does a lack of rights.
+# The first match decides: a full disk hides behind many other messages, and so do missing permissions.
 _RULES = (
     (
         r"no space left on device|disk quota exceeded|\bENOSPC\b|\bEDQUOT\b",

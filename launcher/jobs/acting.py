@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG, UserError, worst_code
-from launcher.jobs.launches import by_scheduler
-from launcher.jobs.status import LaunchStatus, of_task, poll
+from launcher.jobs.launches import group_jobs
+from launcher.jobs.status import LaunchStatus, pick_task, poll
 from launcher.runs.receipts import acts
 from launcher.schedulers.base import NoAnswer, NotHeld
 from launcher.slurm.commands import Unreachable
@@ -30,7 +30,7 @@ class Effect(enum.Enum):
     SAVING = "asked to save and exit"
     HELD = "held"
     RELEASED = "released"
-    GIVEN_UP = "given up"  # a launch of which no job is known
+    GIVEN_UP = "given up"  # a launch without a known job
     AS_ASKED = "as asked already"
     LEFT = "left alone"
     NOT_VALID = "not valid"  # asked for what cannot be
@@ -56,7 +56,7 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     return worst_code(_CODES.get(outcome.effect, DONE) for outcome in outcomes)
 
 
-def in_order(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
+def sort_targets(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
     """Sort waiting jobs before running ones, the newest first: none starts where another ended."""
     return sorted(targets, key=lambda target: (target.runs, -(target.number or 0)))
 
@@ -76,7 +76,7 @@ def wait_for_ends(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
             answered = time.monotonic()
         waiting = []
         for outcome, answer in zip(left, statuses, strict=True):
-            if (end := of_task(answer, outcome.target.task)).state.is_final:
+            if (end := pick_task(answer, outcome.target.task)).state.is_final:
                 yield replace(outcome, end=end)
             elif time.monotonic() - answered > _PATIENCE_SECONDS:
                 yield replace(outcome, effect=Effect.UNKNOWN, message=answer.unanswered or answer.reason)
@@ -98,7 +98,7 @@ def failures(refused: Sequence[tuple[LaunchStatus, UserError]]) -> list[Outcome]
     answered = [target for target, error in refused if not is_unanswered(error)]
     statuses = poll([target.launch for target in answered if target.launch])
     now = {
-        id(target): of_task(status, target.task) for target, status in zip(answered, statuses, strict=True)
+        id(target): pick_task(status, target.task) for target, status in zip(answered, statuses, strict=True)
     }
     outcomes = []
     for target, error in refused:
@@ -106,13 +106,13 @@ def failures(refused: Sequence[tuple[LaunchStatus, UserError]]) -> list[Outcome]
         if current is None:
             outcomes.append(Outcome(target, Effect.UNKNOWN, error.message))
         elif not current.may_live or current.state is State.COMPLETING:
-            outcomes.append(outcome_of_ended(current))
+            outcomes.append(make_ended_outcome(current))
         else:
             outcomes.append(Outcome(current, Effect.REFUSED, str(error)))
     return outcomes
 
 
-def outcome_of_ended(target: LaunchStatus) -> Outcome:
+def make_ended_outcome(target: LaunchStatus) -> Outcome:
     """Return the outcome of a target that has ended, or is ending."""
     if target.state is State.UNKNOWN:
         return Outcome(target, Effect.UNKNOWN, target.reason)
@@ -120,7 +120,7 @@ def outcome_of_ended(target: LaunchStatus) -> Outcome:
 
 
 def give_up(target: LaunchStatus) -> Outcome:
-    """Keep any job of a launch whose answer was lost from doing anything."""
+    """Stop any job of a launch whose submission was not answered."""
     launch, unanswered = target.launch, target.unanswered
     if launch is None:
         return Outcome(target, Effect.UNKNOWN, target.reason)
@@ -139,11 +139,11 @@ def act_on_waiting(targets: Sequence[LaunchStatus], action: Action) -> list[Outc
     # A launch of a run that does not wait is no mistake if another one does.
     waiting = {target.run_dir for target in targets if target.waits}
     outcomes = {
-        id(target): _without_waiting_job(target, effect, target.run_dir in waiting) for target in targets
+        id(target): _check_waiting_job(target, effect, target.run_dir in waiting) for target in targets
     }
     acted_on = [target for target in targets if outcomes[id(target)] is None]
     refused: list[tuple[LaunchStatus, UserError]] = []
-    for group in by_scheduler(acted_on, lambda target: target.launch):
+    for group in group_jobs(acted_on, lambda target: target.launch):
         job_ids = [str(target.waiting_id) for target in group]
         try:
             errors = group[0].scheduler().act(action, job_ids)
@@ -167,7 +167,7 @@ def act_on_waiting(targets: Sequence[LaunchStatus], action: Action) -> list[Outc
     return [outcome for target in targets if (outcome := outcomes[id(target)])]
 
 
-def _without_waiting_job(target: LaunchStatus, effect: Effect, others_wait: bool) -> Outcome | None:
+def _check_waiting_job(target: LaunchStatus, effect: Effect, others_wait: bool) -> Outcome | None:
     """Return the outcome of a target without a job to hold or release; ``None`` if it has one."""
     if target.waits and target.waiting_id is not None:
         status = target.waiting_status

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.errors import UserError, did_you_mean
 from launcher.jobs.launches import Launch
 from launcher.jobs.lookup import RunRef
-from launcher.jobs.status import LaunchStatus, named_statuses, of_task
+from launcher.jobs.status import LaunchStatus, named_statuses, pick_task
 from launcher.runs.trust import why_untrusted
 from launcher.schedulers.base import NoAnswer
 from launcher.slurm.commands import ask, error_text
@@ -56,7 +56,7 @@ def attach(ref: RunRef, point: AttachPoint, command: Sequence[str], terminal: bo
 
     Raise UserError if none runs, or several do, or the job has no such rank or node.
     """
-    target, launch = _running(ref)
+    target, launch = _find_running(ref)
     manifest = launch.manifest
     world = launch.nodes * manifest.tasks_per_node
     if point.rank is not None and not 0 <= point.rank < world:
@@ -71,43 +71,43 @@ def attach(ref: RunRef, point: AttachPoint, command: Sequence[str], terminal: bo
         if point.node is not None:
             message = f"--node {point.node}: the job runs on this machine, without Slurm; it has no nodes"
             raise UserError(message)
-        return _in_clean_environment(_inside(launch, point, command), None)
+        return _clean_attachment(_build_command(launch, point, command), None)
     allocation = _allocation(launch) if manifest.scheduler == "allocation" else _raw_id(target, launch)
     where = _node_option(launch, point, target.job_id)
     options = [f"--jobid={allocation}", "--overlap", "--nodes=1", "--ntasks=1", where]
     options += ["--pty"] if terminal else []
-    return _in_clean_environment(["srun", *options, *_inside(launch, point, command)], launch.slurm_conf)
+    return _clean_attachment(["srun", *options, *_build_command(launch, point, command)], launch.slurm_conf)
 
 
-def _running(ref: RunRef) -> tuple[LaunchStatus, Launch]:
+def _find_running(ref: RunRef) -> tuple[LaunchStatus, Launch]:
     named = named_statuses([ref])
     running = [(target, target.launch) for target in named if target.runs and target.launch]
     if not running:
-        raise _not_running(named[0])
+        raise _explain_state(named[0])
     (target, launch), *others = running
     if others:
         numbers = ", ".join(str(target.number) for target, _ in running)
         raise UserError(f"{target.run} runs several launches: {numbers}", hint="choose one: --launch N")
-    return _running_task(target), launch
+    return _find_running_task(target), launch
 
 
-def _not_running(target: LaunchStatus) -> UserError:
+def _explain_state(target: LaunchStatus) -> UserError:
     reason = target.reason
     state = f"{target.state.value}{f' ({reason})' if reason else ''}"
     what = f"job {target.job_id} of {target.run}" if target.job_id else target.run
     hints = {
-        State.PENDING: f"it has not begun; to be told when it does: slipway follow {shlex.quote(target.run)}",
+        State.PENDING: f"it has not begun; wait for its start: slipway follow {shlex.quote(target.run)}",
         State.COMPLETING: "it is ending",
-        State.UNKNOWN: "try again, once the scheduler can tell",
+        State.UNKNOWN: "try again when the scheduler answers",
     }
     if target.state is State.UNKNOWN and target.launch and target.launch.manifest.scheduler != "slurm":
         hints[State.UNKNOWN] = f"attach from there: ssh {target.launch.manifest.host}"
-    hint = hints.get(target.state, f"what it left: slipway logs {shlex.quote(target.run)}")
+    hint = hints.get(target.state, f"its logs: slipway logs {shlex.quote(target.run)}")
     kind = NoAnswer if target.state is State.UNKNOWN else UserError
     return kind(f"{what} is not running: it is {state}", hint=hint)
 
 
-def _inside(launch: Launch, point: AttachPoint, command: Sequence[str]) -> list[str]:
+def _build_command(launch: Launch, point: AttachPoint, command: Sequence[str]) -> list[str]:
     """Return the command to run on the node."""
     if not point.inside:
         return [*command] or ["bash"]
@@ -135,8 +135,8 @@ def _node_option(launch: Launch, point: AttachPoint, job_id: str | None) -> str:
     return f"--nodelist={nodes[index]}" if index < len(nodes) else f"--relative={index}"
 
 
-def _running_task(target: LaunchStatus) -> LaunchStatus:
-    """Return the running task of an array, of which there is usually one."""
+def _find_running_task(target: LaunchStatus) -> LaunchStatus:
+    """Return the running task of an array: usually there is only one."""
     running = [task for task, state in target.tasks.items() if state is State.RUNNING]
     if target.task is not None or not running:
         return target
@@ -145,7 +145,7 @@ def _running_task(target: LaunchStatus) -> LaunchStatus:
             f"job {target.job_id} of {target.run} is an array, and several of its tasks run",
             hint=f"choose one: {', '.join(f'slipway attach {target.job_id}_{task}' for task in running[:3])}",
         )
-    return of_task(target, running[0])
+    return pick_task(target, running[0])
 
 
 def _raw_id(target: LaunchStatus, launch: Launch) -> str:
@@ -177,7 +177,7 @@ def _allocation(launch: Launch) -> str:
     return allocation
 
 
-def _in_clean_environment(argv: list[str], slurm_conf: str | None) -> Attachment:
+def _clean_attachment(argv: list[str], slurm_conf: str | None) -> Attachment:
     environment = clean_environment(slurm_conf)
     removed, conf = inherited_variables(os.environ), environment.get("SLURM_CONF")
     is_new = conf is not None and (removed or conf != os.environ.get("SLURM_CONF"))

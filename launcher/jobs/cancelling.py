@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.jobs.acting import Effect, Outcome, failures, give_up, is_unanswered, outcome_of_ended
-from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch
+from launcher.jobs.acting import Effect, Outcome, failures, give_up, is_unanswered, make_ended_outcome
+from launcher.jobs.launches import Launch, adopt, group_jobs, read_launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.runs.paths import display_path
 from launcher.runs.provenance import user
@@ -55,12 +55,12 @@ class _Ending:
 
     @property
     def saves_first(self) -> bool:
-        """Return True for a chain whose link is to save before any other is ended."""
+        """Return True for a chain whose link saves before other links are ended."""
         return self.saves and self.target.chain is not None
 
     @property
     def tasks_that_wait(self) -> list[str]:
-        """Return an array's waiting tasks, of which none may start after the running one has saved."""
+        """Return an array's waiting tasks, which must not start after the running one has saved."""
         tasks = {} if self.target.task or not self.saves else self.target.tasks
         waiting = [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
         return waiting if State.RUNNING in tasks.values() else []
@@ -75,10 +75,10 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
 
     Waiting jobs are cancelled before running ones; of one run the later launches and the later links of a
     chain first, each when those before it have ended: none starts where another ended. Jobs of different runs
-    are cancelled at once. A chain whose link is to save is ended after the scheduler has accepted that: if it
+    are cancelled at once. A chain that saves first is ended once the scheduler has accepted the signal: if it
     is refused, nothing is done.
     """
-    decided = [_without_live_job(target) for target in targets]
+    decided = [_check_live_job(target) for target in targets]
     endings = [
         _Ending(target, target.job_id, save and target.runs, is_over=outcome is not None)
         for target, outcome in zip(targets, decided, strict=True)
@@ -86,7 +86,7 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
         # A chain that seems to be over: an unknown link of it may live.
         and (outcome is None or (target.chain is not None and outcome.effect is Effect.AS_ASKED))
     ]
-    for group in by_scheduler(endings, lambda ending: ending.target.launch):
+    for group in group_jobs(endings, lambda ending: ending.target.launch):
         try:
             _end(group[0].target.scheduler(), group)
         except UserError as error:
@@ -94,12 +94,12 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
                 ending.error = ending.error or error
     outcomes = _outcomes(endings)
     return [
-        outcomes.get(id(target)) or outcome or outcome_of_ended(target)
+        outcomes.get(id(target)) or outcome or make_ended_outcome(target)
         for target, outcome in zip(targets, decided, strict=True)
     ]
 
 
-def with_followers(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
+def add_followers(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
     """Add the stages that wait for chains among the targets: Slurm starts them when all links are gone.
 
     They would leave without doing anything, but not before they have got nodes.
@@ -136,29 +136,29 @@ def _waits_for_chain(target: LaunchStatus) -> bool:
     return first is not None and first.state is State.PENDING
 
 
-def _without_live_job(target: LaunchStatus) -> Outcome | None:
+def _check_live_job(target: LaunchStatus) -> Outcome | None:
     """Return the outcome of a target without a job to end; ``None`` if it has one."""
     if not target.may_live:
-        return outcome_of_ended(target)
+        return make_ended_outcome(target)
     if target.job_id is None:
         return give_up(target)
     if target.state is State.UNKNOWN:
         return Outcome(target, Effect.UNKNOWN, target.reason)
-    return outcome_of_ended(target) if target.state is State.COMPLETING else None
+    return make_ended_outcome(target) if target.state is State.COMPLETING else None
 
 
 def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
     saving = [ending for ending in endings if ending.saves_first]
     others = [ending for ending in endings if not ending.saves_first]
     _end_chains(scheduler, others)
-    _cancel(scheduler, others, _waiting_jobs)
+    _cancel(scheduler, others, _find_waiting_jobs)
     running = [ending for ending in others if ending.target.runs and not (ending.saves or ending.is_over)]
     _cancel(scheduler, running, lambda ending: [[ending.job_id]])
     _run(scheduler, Action.SAVE, [(ending, ending.job_id) for ending in endings if ending.saves])
     # The next link sees the mark: it begins long after this one was asked to save.
     saving = [ending for ending in saving if ending.error is None]
     _end_chains(scheduler, saving)
-    _cancel(scheduler, saving, _waiting_jobs)
+    _cancel(scheduler, saving, _find_waiting_jobs)
 
 
 def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
@@ -177,7 +177,7 @@ def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
     jobs_of_tag: FoundJobs = {}
     is_known = True
     if growing:
-        # Also links whose claim, or the answer to whose submission, was lost.
+        # Also links without a claim, or whose submission was not answered.
         try:
             jobs_of_tag = scheduler.find(growing)
         except UserError:
@@ -189,19 +189,19 @@ def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
         known = [job_id for job_id in links.after_current if not links.jobs[job_id].state.is_final]
         ending.further = [*known, *(job for jobs in lost.values() for job in jobs)]
         if ending.is_ended_now and is_known and not ending.further and ending.target.state.is_final:
-            take_back_end(ending.directory)  # it was over before: nobody cancelled it
+            take_back_end(ending.directory)  # it had ended by itself
             ending.is_ended_now = False
 
 
 def _claim(launch: Launch, known: ChainJobs, lost: Mapping[int, str]) -> None:
-    """Record links whose claims are missing, so that their ends can be waited for and shown."""
+    """Record links without claims, so that their ends can be awaited and shown."""
     recorded = launch.links
     for link, job_id in {**lost, **dict(zip(known.numbers, known.jobs, strict=True))}.items():
         if link not in recorded:
             claim(launch.paths.directory, job_id, link)
 
 
-def _waiting_jobs(ending: _Ending) -> Iterator[list[str]]:
+def _find_waiting_jobs(ending: _Ending) -> Iterator[list[str]]:
     """Yield the waiting jobs in groups to cancel at once: of a chain the last link first."""
     yield from ([job_id] for job_id in reversed(ending.further))
     if ending.tasks_that_wait:
@@ -254,7 +254,7 @@ def _outcomes(endings: Sequence[_Ending]) -> dict[int, Outcome]:
     """Return the outcomes by the identities of their targets."""
     refused = [(ending, ending.error) for ending in endings if ending.error is not None]
     failed = failures([(ending.target, error) for ending, error in refused])
-    outcomes = {id(ending.target): _success(ending) for ending in endings if ending.error is None}
+    outcomes = {id(ending.target): _make_outcome(ending) for ending in endings if ending.error is None}
     for (ending, _), outcome in zip(refused, failed, strict=True):
         outcomes[id(ending.target)] = outcome
         if outcome.effect is Effect.REFUSED and ending.is_ended_now and not ending.cancelled:
@@ -262,7 +262,7 @@ def _outcomes(endings: Sequence[_Ending]) -> dict[int, Outcome]:
     return outcomes
 
 
-def _success(ending: _Ending) -> Outcome:
+def _make_outcome(ending: _Ending) -> Outcome:
     if not ending.is_over:
         return Outcome(ending.target, Effect.SAVING if ending.saves else Effect.CANCELLED)
     message = "it is over" if ending.target.state.is_final else "it is ending"

@@ -16,12 +16,12 @@ from launcher.jobs.locator import RunLocator
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import current_statuses, poll
 from launcher.runs.paths import CHECKPOINTS, display_path
-from launcher.runs.trained import TRAINING, marked_checkpoints, newest_training
+from launcher.runs.trained import TRAINING, find_marked_checkpoints, newest_training
 from launcher.runs.trust import is_own
 from slipway.common.files import sync_path
 from slipway.common.node.checkpoints import progress, step_of
 
-# A name that our trainer passes over; it removes what has it, too.
+# Our trainer ignores such names, and removes them.
 _REMOVING = ".removing-"
 
 
@@ -35,7 +35,7 @@ class Checkpoint(NamedTuple):
 
 
 def require_idle(run_dir: Path) -> None:
-    """Raise UserError for a run of somebody else's, one behind a link, or one whose jobs may live."""
+    """Raise UserError for another user's run, one behind a link, or one whose jobs may live."""
     name = escape(display_path(run_dir))
     if run_dir.is_symlink() or not is_own(run_dir):
         what = "a link to a run" if run_dir.is_symlink() else "another user's run"
@@ -65,7 +65,7 @@ def checkpoints(run_dir: Path, stays: Callable[[int, int], str | None]) -> list[
         names = re.findall(rf"{re.escape(directory.name)}/([^/'\",\]]+)", " ".join(overrides))
         names += re.findall(r"\d+", " ".join(text for text in overrides if ".step=" in text))
         used |= dict.fromkeys(names, f"{user} uses it")
-    marked = {item.path: item.damage for item in marked_checkpoints(directory)}
+    marked = {item.path: item.damage for item in find_marked_checkpoints(directory)}
     whole = [path for path in entries if not path.is_symlink() and (engine != "megatron" or path in marked)]
     newest, place, found = progress(str(directory), engine), 0, []
     for step, path in sorted(((_step(path), path) for path in whole), reverse=True):
@@ -107,9 +107,9 @@ def size_of(path: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint, or a run: renamed first, so that nobody takes what is left of it for a whole.
+    """Remove a checkpoint, or a run: renamed first, so that a partial one is never used.
 
-    What an interrupted removal left beside it goes too.
+    Remains of an interrupted removal go too.
     """
     grave = Path(tempfile.mkdtemp(prefix=_REMOVING, dir=path.parent))
     path.rename(grave / path.name)

@@ -30,7 +30,7 @@ class Launch:
     """One launch of a run: its files and its manifest.
 
     `unanswered` says why the scheduler could not be asked for a job that the manifest does not know;
-    `warnings` of its submission name what was left out, and what may keep it waiting.
+    `warnings` of its submission name omitted options, and reasons why it may wait.
     """
 
     paths: LaunchPaths
@@ -56,7 +56,7 @@ class Launch:
         """Return the job's id for people; of a chain that of its first link."""
         return self.manifest.job_id or "-"
 
-    def job_in(self, status: JobStatus) -> str:
+    def find_job(self, status: JobStatus) -> str:
         """Return the id for people of the job that a status is about: of a chain the current link's."""
         return status.chain.job_id if status.chain else self.job
 
@@ -120,13 +120,13 @@ class Launch:
 
 
 def read_launch(run_dir: Path, number: int) -> Launch:
-    """Read one launch from disk; no scheduler is asked; raise UserError if nothing tells of it."""
+    """Read one launch from disk; no scheduler is asked; raise UserError if it has no files."""
     manifest = find_manifest(run_dir / LAUNCHES / str(number))
     return Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, number), manifest)
 
 
 def require_launch(run_dir: Path, number: int | None) -> list[int]:
-    """Return the numbers of a run's launches; raise UserError if there is none, or not this one."""
+    """Return the numbers of a run's launches; raise UserError without launches, or without this one."""
     numbers = launch_numbers(run_dir)
     if not numbers or number not in (None, *numbers):
         which = f" {number}" if numbers else " yet"
@@ -161,7 +161,7 @@ def readable_launches(run_dir: Path, job_id: str | None = None) -> list[Launch]:
         for number in launch_numbers(run_dir):
             with contextlib.suppress(UserError):
                 if job_id is None or _may_be_job(run_dir / LAUNCHES / str(number) / MANIFEST, job_id):
-                    launches.append(_marked(read_launch(run_dir, number)))
+                    launches.append(_add_marked_job(read_launch(run_dir, number)))
     return launches
 
 
@@ -176,15 +176,15 @@ def _may_be_job(manifest: Path, job_id: str) -> bool:
 
 def adopt(launches: Sequence[Launch]) -> list[Launch]:
     """Find the jobs that manifests do not know: by their marks, else with one question per scheduler."""
-    marked = list(map(_marked, launches))
+    marked = list(map(_add_marked_job, launches))
     unknown = [launch for launch in marked if launch.may_be_unknown_job]
     adopted: dict[Path, Launch] = {}
-    for group in by_scheduler(unknown, lambda launch: launch):
+    for group in group_jobs(unknown, lambda launch: launch):
         adopted.update(_adopt_asked(group))
     return [adopted.get(launch.paths.directory, launch) for launch in marked]
 
 
-def by_scheduler(items: Iterable[T], launch_of: Callable[[T], Launch | None]) -> list[list[T]]:
+def group_jobs(items: Iterable[T], launch_of: Callable[[T], Launch | None]) -> list[list[T]]:
     """Group items by the schedulers of their launches; without Slurm each host is one."""
     groups: dict[tuple[str | None, ...], list[T]] = defaultdict(list)
     for item in items:
@@ -209,17 +209,17 @@ def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
         why = error.message.splitlines()[0]
         return {launch.paths.directory: replace(launch, unanswered=why) for launch in group}
     return {
-        launch.paths.directory: _as_job(launch, jobs[0])
+        launch.paths.directory: _set_job(launch, jobs[0])
         for launch in group
         if (jobs := jobs_of.get(launch.submission.tag, {}).get(1))
     }
 
 
-def _marked(launch: Launch) -> Launch:
+def _add_marked_job(launch: Launch) -> Launch:
     """Return a launch with the job of its mark, if its manifest knows none."""
     job_id = job_of(launch.paths.directory) if launch.manifest.job_id is None else None
-    return _as_job(launch, job_id) if job_id else launch
+    return _set_job(launch, job_id) if job_id else launch
 
 
-def _as_job(launch: Launch, job_id: str) -> Launch:
-    return replace(launch, manifest=launch.manifest.submitted_as(job_id))
+def _set_job(launch: Launch, job_id: str) -> Launch:
+    return replace(launch, manifest=launch.manifest.set_job(job_id))

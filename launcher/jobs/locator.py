@@ -41,7 +41,7 @@ class RunLocator:
 
     def __init__(self, base: Path) -> None:
         paths = os.environ.get(RESULTS_VARIABLE, "").split(":")
-        self.always = _unique([base, *(Path(path).expanduser() for path in paths if path)])
+        self.always = _drop_duplicates([base, *(Path(path).expanduser() for path in paths if path)])
         self.remarks: list[str] = []
         # Walks and readings are slow on a file server.
         self._walk = cache(lambda trees: list(runs_below(trees)))
@@ -53,7 +53,7 @@ class RunLocator:
         remembered = remembered_trees()
         gone = [tree for tree in remembered if _is_gone(tree)]
         forget_trees(gone)
-        return _unique([*self.always, *(tree for tree in remembered if tree not in gone)])
+        return _drop_duplicates([*self.always, *(tree for tree in remembered if tree not in gone)])
 
     def launches(self, trees: Iterable[Path] | None = None, job_id: str | None = None) -> list[Launch]:
         """Return all launches in some trees (default: all trees), or those that may be of a job.
@@ -65,7 +65,7 @@ class RunLocator:
         remember_trees({launch.paths.run_dir.parent for launch in launches})
         return launches
 
-    def located(self, job_id: str) -> list[Launch]:
+    def locate(self, job_id: str) -> list[Launch]:
         """Return the launch that a scheduler says a job is of; raise UserError if the launch was removed."""
         removed: Path | None = None
         for script in self._ask(lambda scheduler: scheduler.locate(job_id)):
@@ -86,7 +86,7 @@ class RunLocator:
         """Return the trees of this user's jobs in the schedulers, without those that are known already."""
         scripts = [script for some in self._ask(lambda scheduler: scheduler.scripts()) for script in some]
         trees = [run_dir.parent for script in scripts if (run_dir := _run_of(script)) is not None]
-        return [tree for tree in _unique(trees) if tree not in self.trees]
+        return [tree for tree in _drop_duplicates(trees) if tree not in self.trees]
 
     def _launch_of(self, script: Path) -> Launch | None:
         run_dir, number = _run_of(script), launch_dir_of(script).name
@@ -155,7 +155,7 @@ def _is_gone(tree: Path) -> bool:
         return False
 
 
-def _unique(paths: Iterable[Path]) -> list[Path]:
+def _drop_duplicates(paths: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(path.absolute() for path in paths))
 
 

@@ -35,19 +35,19 @@ class RunRef:
 
 
 def find_run(word: str, base_results_dir: Path) -> RunRef:
-    """Find a run, from any directory; raise UserError if there is none, or several of that name.
+    """Find a run, from any directory; raise UserError unless exactly one matches.
 
     A word is a path, else a name below the base, else a job's id, else a name in any known tree.
     """
     if not word:
         raise UserError("'' names no run")
     locator = RunLocator(base_results_dir)
-    ref = _by_path(word)
+    ref = _find_by_path(word)
     if ref is None and stat.S_ISDIR(file_mode(base_results_dir / word / LAUNCHES)):
         ref = RunRef((base_results_dir / word).absolute())
-    ref = ref or _by_job(word, locator) or _by_name(word, locator)
+    ref = ref or _find_by_job(word, locator) or _find_by_name(word, locator)
     if ref is None:
-        raise _not_found(word, locator)
+        raise _explain_not_found(word, locator)
     remember_trees([ref.run_dir.parent])
     return replace(ref, notes=(*ref.notes, *filter(None, [why_not_remembered()])))
 
@@ -60,7 +60,7 @@ def runs_in(base_results_dir: Path) -> list[Path]:
     return run_dirs
 
 
-def _by_path(word: str) -> RunRef | None:
+def _find_by_path(word: str) -> RunRef | None:
     path = Path(word)
     try:
         path.lstat()
@@ -74,11 +74,11 @@ def _by_path(word: str) -> RunRef | None:
     for start in (path, real):
         for run_dir in start.parents:
             if is_run(run_dir) and launch_numbers(run_dir):
-                return RunRef(run_dir, _number(path, run_dir))
+                return RunRef(run_dir, _find_number(path, run_dir))
     return None
 
 
-def _number(path: Path, run_dir: Path) -> int | None:
+def _find_number(path: Path, run_dir: Path) -> int | None:
     """Return the launch that a path in a run belongs to: the names at the top are links into one."""
     launches, target = (run_dir / LAUNCHES).resolve(), path.resolve()
     if not target.is_relative_to(launches) or target == launches:
@@ -87,13 +87,13 @@ def _number(path: Path, run_dir: Path) -> int | None:
     return int(name) if name.isdecimal() else None
 
 
-def _by_job(word: str, locator: RunLocator) -> RunRef | None:
+def _find_by_job(word: str, locator: RunLocator) -> RunRef | None:
     match = _JOB.fullmatch(word)
-    if match is None or _below(word, locator.always):
+    if match is None or _find_below(word, locator.always):
         return None
     job_id, task = match[1], match[2]
     # A point of a sweep is recorded by its whole id, a task of another array by the array's.
-    point = _with_job(word, locator.launches(job_id=word)) if task else []
+    point = _select_by_job(word, locator.launches(job_id=word)) if task else []
     launches = point or _launches_of(job_id, locator)
     if task and not point:
         launches = [launch for launch in launches if not _is_point(launch, job_id)]
@@ -121,15 +121,15 @@ def _launches_of(job_id: str, locator: RunLocator) -> Sequence[Launch]:
 
     A launch of somebody else may be a copy of the user's own: the scheduler knows where that is.
     """
-    known = _with_job(job_id, locator.launches(job_id=job_id))
+    known = _select_by_job(job_id, locator.launches(job_id=job_id))
     if any(is_own(launch.paths.manifest) for launch in known):
         return known
     with contextlib.suppress(UserError) if known else contextlib.nullcontext():
-        known = locator.located(job_id) or known
-    return known or _with_job(job_id, locator.launches(locator.trees_of_jobs(), job_id))
+        known = locator.locate(job_id) or known
+    return known or _select_by_job(job_id, locator.launches(locator.trees_of_jobs(), job_id))
 
 
-def _with_job(job_id: str, launches: Iterable[Launch]) -> list[Launch]:
+def _select_by_job(job_id: str, launches: Iterable[Launch]) -> list[Launch]:
     """Return the launches that became this job, have it as a link, or are points of this array."""
     return [launch for launch in launches if job_id in launch.links.values() or _is_point(launch, job_id)]
 
@@ -139,31 +139,31 @@ def _is_point(launch: Launch, array: str) -> bool:
     return (launch.manifest.job_id or "").startswith(f"{array}_")
 
 
-def _by_name(word: str, locator: RunLocator) -> RunRef | None:
+def _find_by_name(word: str, locator: RunLocator) -> RunRef | None:
     for tree in locator.always:
-        run_dirs = _below(word, [tree]) or [run for run in runs_below([tree]) if run.name == word]
+        run_dirs = _find_below(word, [tree]) or [run for run in runs_below([tree]) if run.name == word]
         if run_dirs:
-            return RunRef(_chosen(word, run_dirs))
+            return RunRef(_choose_run(word, run_dirs))
     run_dirs = (
-        _below(word, locator.trees)
-        or _named(word, locator.launches())
-        or _named(word, locator.launches(locator.trees_of_jobs()))
+        _find_below(word, locator.trees)
+        or _select_by_name(word, locator.launches())
+        or _select_by_name(word, locator.launches(locator.trees_of_jobs()))
     )
-    return RunRef(_chosen(word, run_dirs)) if run_dirs else None
+    return RunRef(_choose_run(word, run_dirs)) if run_dirs else None
 
 
-def _below(word: str, trees: Iterable[Path]) -> list[Path]:
+def _find_below(word: str, trees: Iterable[Path]) -> list[Path]:
     return [tree / word for tree in trees if is_run(tree / word)]
 
 
-def _named(word: str, launches: Sequence[Launch]) -> list[Path]:
-    """Return runs whose directory has the name, or else that were launched under it."""
+def _select_by_name(word: str, launches: Sequence[Launch]) -> list[Path]:
+    """Return runs by the name of their directory, else by the name at launch."""
     by_directory = {launch.paths.run_dir for launch in launches if launch.paths.run_dir.name == word}
     by_manifest = {launch.paths.run_dir for launch in launches if launch.manifest.run == word}
     return sorted(by_directory or by_manifest)
 
 
-def _chosen(word: str, run_dirs: Sequence[Path]) -> Path:
+def _choose_run(word: str, run_dirs: Sequence[Path]) -> Path:
     """Choose one of several runs of a name: no copy, and rather the user's own."""
     launches = {run_dir: found for run_dir in run_dirs if (found := readable_launches(run_dir))}
     if len(run_dirs) == 1 or not launches:
@@ -185,7 +185,7 @@ def _chosen(word: str, run_dirs: Sequence[Path]) -> Path:
     )
 
 
-def _not_found(word: str, locator: RunLocator) -> UserError:
+def _explain_not_found(word: str, locator: RunLocator) -> UserError:
     launches = locator.launches()
     names = sorted({name for launch in launches for name in (launch.manifest.run, launch.paths.run_dir.name)})
     if _JOB.fullmatch(word):
@@ -196,7 +196,7 @@ def _not_found(word: str, locator: RunLocator) -> UserError:
     looked = f"looked in {', '.join(trees[:_MAX_NAMED])}"
     more = f" and {len(trees) - _MAX_NAMED} more" if len(trees) > _MAX_NAMED else ""
     hints = [
-        _spelling(word, names),
+        _suggest_run(word, names),
         looked + more,
         *_holds_runs(word),
         *locator.remarks,
@@ -205,7 +205,7 @@ def _not_found(word: str, locator: RunLocator) -> UserError:
     return UserError(what, hint="\n".join(hint for hint in hints if hint))
 
 
-def _spelling(word: str, names: Sequence[str]) -> str:
+def _suggest_run(word: str, names: Sequence[str]) -> str:
     near = nearest(word, names)
     if near:
         return f"did you mean {near[0]!r}?"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch, require_launch, scheduler_of
+from launcher.jobs.launches import Launch, adopt, group_jobs, read_launch, require_launch, scheduler_of
 from launcher.jobs.lookup import RunRef
 from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import JobRef, JobStatus, Scheduler
@@ -19,7 +19,7 @@ from launcher.slurm.states import State, why_waiting
 from slipway.common.node.marks import cancelled_by, chain_end, read_attempts
 from slipway.supervisor.dependent_stages import read_stages
 
-# A launch that waits longer than this for its requeue does not count beside a newer one of its run.
+# A launch that waits longer than this for its requeue is superseded by a newer one of its run.
 _REQUEUE_SECONDS = 14 * 86400.0
 _WAITS_FOR_JOB = why_waiting("PENDING", "Dependency")
 
@@ -101,7 +101,7 @@ class LaunchStatus(JobStatus):
         return scheduler_of(self.launch)
 
 
-def of_task(status: LaunchStatus, task: str | None) -> LaunchStatus:
+def pick_task(status: LaunchStatus, task: str | None) -> LaunchStatus:
     """Return the status of one task of an array; that of the whole job without a task."""
     return status if task is None else replace(status, task=task, state=status.tasks.get(task, status.state))
 
@@ -112,10 +112,10 @@ def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
     If a scheduler cannot be asked, its jobs have the status of their marks, or are UNKNOWN with the reason.
     """
     statuses: dict[Path, LaunchStatus] = {}
-    for group in by_scheduler(launches, lambda launch: launch):
+    for group in group_jobs(launches, lambda launch: launch):
         statuses |= _ask_scheduler(group)
     return [
-        statuses.get(launch.paths.directory) or _status_of(launch, _without_job(launch), launch.unanswered)
+        statuses.get(launch.paths.directory) or _status_of(launch, _explain_no_job(launch), launch.unanswered)
         for launch in launches
     ]
 
@@ -157,7 +157,7 @@ def _waits_silently(launch: Launch, status: JobStatus) -> bool:
 
 
 def _statuses(scheduler: Scheduler, tracked: Sequence[tuple[Launch, JobRef]]) -> list[JobStatus]:
-    """Ask for the statuses, and again for chains with a further link whose submission was not answered."""
+    """Ask for the statuses, and again for chains with a further link without an answer to its submission."""
     statuses = list(scheduler.statuses([ref for _, ref in tracked]))
     open_ended = [index for index, (_, ref) in enumerate(tracked) if may_go_on(ref, statuses[index])]
     jobs_of = scheduler.find([tracked[index][0].submission for index in open_ended]) if open_ended else {}
@@ -173,7 +173,7 @@ def _statuses(scheduler: Scheduler, tracked: Sequence[tuple[Launch, JobRef]]) ->
     return statuses
 
 
-def _without_job(launch: Launch) -> JobStatus:
+def _explain_no_job(launch: Launch) -> JobStatus:
     if launch.unanswered:
         return JobStatus(State.UNKNOWN, f"whether it became a job cannot be asked: {launch.unanswered}")
     if launch.manifest.error:
@@ -191,16 +191,16 @@ def current_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     However many runs there are, each scheduler is asked once. One broken run hides no other. Of a run of
     which only launches are named, these are returned instead, in any state.
     """
-    numbers = _named_launches(refs)
+    numbers = _group_launches(refs)
     return [
         item
         for run_dir, items in _possible_statuses(numbers).items()
-        for item in (items if numbers[run_dir] else _current(items))
+        for item in (items if numbers[run_dir] else _select_current(items))
     ]
 
 
-def _named_launches(refs: Sequence[RunRef]) -> dict[Path, list[int]]:
-    """Return the launches that are named of each run; an empty list stands for the whole run."""
+def _group_launches(refs: Sequence[RunRef]) -> dict[Path, list[int]]:
+    """Return the launches named for each run; an empty list means the whole run."""
     named: dict[Path, list[int]] = {ref.run_dir: [] for ref in refs}
     whole = {ref.run_dir for ref in refs if ref.launch is None}
     for ref in refs:
@@ -265,7 +265,7 @@ def _is_cancelled_before(launch: Launch, state: State | None = None) -> bool:
 
 
 def _is_over(launch_dir: Path) -> bool:
-    """Return True if the marks alone tell that a job is over: a failed one may wait for its requeue."""
+    """Return True if the marks alone prove that a job is over: a failed one may wait for its requeue."""
     attempts = read_attempts(launch_dir)
     if not attempts or attempts[-1].task is not None:
         return False
@@ -275,7 +275,7 @@ def _is_over(launch_dir: Path) -> bool:
     return last.exit_code == 0 or (last.is_over and time.time() - (last.ended or 0.0) > _REQUEUE_SECONDS)
 
 
-def _current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
+def _select_current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
     alive = [item for item in items if item.state.is_live]
     if alive:
         return alive
@@ -288,23 +288,23 @@ def _current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
 def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     """Return the launches that a command line names, in its order, the newest of each run first.
 
-    A run stands for all launches that live or may live, else its newest; a launch only for itself. Raise
+    A run means all launches that live or may live, else its newest; a launch means itself. Raise
     UserError if a run has no such launch, or was never launched.
     """
     for ref in refs:
         require_launch(ref.run_dir, ref.launch)
-    numbers = _named_launches(refs)
+    numbers = _group_launches(refs)
     by_run = _possible_statuses(numbers)
     named: dict[tuple[Path, int | None, str | None], LaunchStatus] = {}
     for ref in refs:
-        for item in _named_by(ref, by_run[ref.run_dir], not numbers[ref.run_dir]):
+        for item in _select_named(ref, by_run[ref.run_dir], not numbers[ref.run_dir]):
             named.setdefault((ref.run_dir, item.number, item.task), item)
     return list(named.values())
 
 
-def _named_by(ref: RunRef, items: Sequence[LaunchStatus], whole: bool) -> list[LaunchStatus]:
+def _select_named(ref: RunRef, items: Sequence[LaunchStatus], whole: bool) -> list[LaunchStatus]:
     if not whole:
-        named = [of_task(item, ref.task) for item in items if item.number in (ref.launch, None)]
+        named = [pick_task(item, ref.task) for item in items if item.number in (ref.launch, None)]
         for item in named:
             _require_task(item)
         return named

@@ -24,8 +24,8 @@ from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LAUNCHES, LaunchPaths, display_path
 from launcher.runs.write import (
     discard_launch,
+    list_missing_directories,
     make_directories,
-    missing_directories,
     release_number,
     remove_empty,
     reserve_number,
@@ -170,7 +170,7 @@ def _prepare(
     scheduler = scheduler_for(plan.scheduler, plan.slurm_conf)
     run_dir = plan.paths.run_dir
     reconcile_unconfirmed(run_dir)
-    undo.callback(remove_empty, missing_directories(run_dir / LAUNCHES))
+    undo.callback(remove_empty, list_missing_directories(run_dir / LAUNCHES))
     with draft.composition.annotated():
         number = reserve_number(run_dir, draft.results_key)
     reservations.callback(release_number, run_dir, number)
@@ -211,7 +211,7 @@ def _submit_stages(ready: Sequence[_PreparedLaunch]) -> None:
         except (UserError, KeyboardInterrupt) as error:
             for later in ready[number + 1 :]:
                 _save_if_possible(
-                    later, later.manifest.refused(f"the stage before it, {stage.stage}, has no job")
+                    later, later.manifest.set_error(f"the stage before it, {stage.stage}, has no job")
                 )
             if before is not None and isinstance(error, UserError):
                 raise _explain_partial_submit(before, stage, error) from error
@@ -248,7 +248,7 @@ def _submit(stage: _PreparedLaunch) -> None:
     submission = replace(stage.launch.submission, after=manifest.after, exclude=_format_excluded(stage))
     try:
         try:
-            stage.manifest = manifest.submitted_as(submit(stage.scheduler, submission))
+            stage.manifest = manifest.set_job(submit(stage.scheduler, submission))
         except NoAnswer:
             raise
         except UserError as error:
@@ -257,9 +257,9 @@ def _submit(stage: _PreparedLaunch) -> None:
             # A node that has left the cluster since is no node to Slurm; nor must the others be too few.
             job_id = submit(stage.scheduler, replace(submission, exclude=None))
             stage.warnings.append(_describe_not_avoided(manifest, error))
-            stage.manifest = replace(manifest, excluded=[]).submitted_as(job_id)
+            stage.manifest = replace(manifest, excluded=[]).set_job(job_id)
     except NoAnswer as error:
-        _save_if_possible(stage, manifest.as_unconfirmed(error.message))
+        _save_if_possible(stage, manifest.set_unanswered(error.message))
         where = shlex.quote(display_path(paths.run_dir))
         raise NoAnswer(
             error.message,
@@ -267,10 +267,10 @@ def _submit(stage: _PreparedLaunch) -> None:
             "the next launch of this run looks for it first",
         ) from error
     except KeyboardInterrupt:
-        _save_if_possible(stage, manifest.as_unconfirmed("its launcher was interrupted"))
+        _save_if_possible(stage, manifest.set_unanswered("its launcher was interrupted"))
         raise
     except UserError as error:
-        write_manifest(paths.directory, manifest.refused(str(error)))
+        write_manifest(paths.directory, manifest.set_error(str(error)))
         raise
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.jobs.launches import Launch, by_scheduler, read_launch, scheduler_of
+from launcher.jobs.launches import Launch, group_jobs, read_launch, scheduler_of
 from launcher.launching.submission import keep_one
 from launcher.launching.writing import record_job
 from launcher.runs import provenance
@@ -75,7 +75,7 @@ def _is_being_submitted(launch: Launch) -> bool:
 def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
     """Find the jobs of launches, by tag, with one question to each scheduler."""
     jobs: dict[str, Sequence[str]] = {}
-    for group in by_scheduler(launches, lambda launch: launch):
+    for group in group_jobs(launches, lambda launch: launch):
         try:
             matches = scheduler_of(group[0]).find([launch.submission for launch in group])
         except UserError as error:
@@ -103,13 +103,13 @@ def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> str 
         kept = claim(directory, GIVEN_UP)
     try:
         if kept == GIVEN_UP:
-            write_manifest(directory, manifest.refused(manifest.unanswered or _DIED))
+            write_manifest(directory, manifest.set_error(manifest.unanswered or _DIED))
         else:
-            record_job(launch.paths, manifest.submitted_as(kept))
+            record_job(launch.paths, manifest.set_job(kept))
     except OSError as error:  # a colleague's launch, or a full disk
         message = "the outcome of launch %s could not be recorded: %s"
         _logger.warning(message, manifest.launch, error.strerror)
-    name, number, job_id = manifest.run, launch.paths.number, manifest.id_in(kept)
+    name, number, job_id = manifest.run, launch.paths.number, manifest.find_id(kept)
     return None if kept == GIVEN_UP else f"launch {number} of {name} was submitted as job {job_id} after all"
 
 

@@ -21,7 +21,7 @@ from launcher.schedulers.base import Acceptance, NoAnswer, Scheduler, Submission
 from launcher.slurm.commands import SchedulerSilent
 from launcher.slurm.queue_flags import QueueFlags
 from launcher.slurm.states import Action
-from slipway.common.backoff import doubled_wait
+from slipway.common.backoff import double_wait
 from slipway.common.node.marks import GIVEN_UP, claim
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 16.0
@@ -58,7 +58,7 @@ class Backoff:
         """Wait, each time twice as long as before, until the time is up; once at the least."""
         end = self.clock() + self.seconds
         for attempt in itertools.count():
-            wait = doubled_wait(attempt, _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
+            wait = double_wait(attempt, _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
             self.sleep(max(0.0, min(wait, end - self.clock())))
             yield
             if self.clock() >= end:

@@ -46,9 +46,9 @@ def add_digest(origin: provenance.Origin, image: str | None) -> provenance.Origi
     if image is None or not image.startswith("/"):
         return origin
     # Imported late: many launches have no image.
-    from launcher.images.resolve import recorded_digest
+    from launcher.images.resolve import read_recorded_digest
 
-    digest = recorded_digest(image)
+    digest = read_recorded_digest(image)
     return origin if digest is None else replace(origin, fields={**origin.fields, "image_digest": digest})
 
 
@@ -144,7 +144,7 @@ def manifest_of(
         command=recorded(request.command),
         overrides=recorded(request.overrides),
         choices=draft.composition.choices,
-        created=provenance.now(),
+        created=provenance.format_now(),
         version=__version__,
         user=provenance.user(),
         host=provenance.host(),

@@ -13,14 +13,14 @@ from typing import Any
 from launcher.errors import shortened
 from launcher.jobs.launches import Launch
 from launcher.runs.paths import LaunchPaths, display_path
-from launcher.runs.trained import checkpoints_of, marked_checkpoints, node
+from launcher.runs.trained import checkpoints_of, find_marked_checkpoints, node
 from slipway.common.files import open_regular, read_text, unix_time
 from slipway.common.node.checkpoints import LAST, MARKER, TRACKER, UNFINISHED, step_of
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """The checkpoints of a run: the step of the newest complete one, and what is wrong with others."""
+    """The checkpoints of a run: the step of the newest complete one, and the damage of others."""
 
     directory: str
     step: int | None = None
@@ -44,7 +44,7 @@ def find_saved(config: Mapping[str, Any], paths: LaunchPaths, engine: str) -> Sa
 def _megatron(directory: Path) -> SavedCheckpoint:
     """Inspect our trainer's checkpoints: a marker names the files and their sizes, with a serial number."""
     wrong: list[str] = []
-    for saved in reversed(marked_checkpoints(directory)):
+    for saved in reversed(find_marked_checkpoints(directory)):
         name, damage = saved.path.name, saved.damage
         if damage is None:
             return SavedCheckpoint(display_path(directory), saved.step, name, "; ".join(wrong) or None)
@@ -89,12 +89,12 @@ class DamagedCheckpoint:
         return Path(self.path).name
 
     def line(self) -> str:
-        """Return a sentence for people: the damage, and what the trainer did about it."""
+        """Return a sentence for people: the damage, and the trainer's response."""
         action = f"set aside as {self.moved_to}" if self.moved_to else "skipped"
         return f"the checkpoint {self.name} was damaged ({self.reason}), and was {action}"
 
 
-def damaged_checkpoints(launch: Launch) -> list[DamagedCheckpoint]:
+def find_damaged_checkpoints(launch: Launch) -> list[DamagedCheckpoint]:
     """Return the damaged checkpoints of a launch, oldest first; an empty list if none are on record."""
     try:
         with open_regular(launch.paths.results / FILE_NAME) as stream:

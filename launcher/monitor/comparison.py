@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError, escape
-from launcher.monitor.curves import Curves, evenly, finite_points, smooth
+from launcher.monitor.curves import Curves, choose_evenly, keep_finite, smooth
 from launcher.monitor.summary import RunSummary, Series, draw_series, held_out_points, summarize, train_points
 from launcher.ui import tables
-from launcher.ui.plotting import FAINT, INK, as_label, new_figure, style_axes, write_picture
+from launcher.ui.plotting import FAINT, INK, escape_label, new_figure, style_axes, write_picture
 from launcher.ui.terminal import print_message
 
 Runs = Sequence[tuple[RunSummary, Curves]]
@@ -50,7 +50,7 @@ def cells(summary: RunSummary) -> list[str]:
     return [escape(summary.run), summary.state, steps, *losses, speed, tables.duration(summary.seconds)]
 
 
-def _styled(runs: Runs) -> list[tuple[str | None, str, Curves]]:
+def _assign_styles(runs: Runs) -> list[tuple[str | None, str, Curves]]:
     """Return the name for the legend, the colour and the curves of each run."""
     styles = [*_COLOURS, *[_OTHERS] * len(runs)]
     return [
@@ -62,7 +62,7 @@ def _styled(runs: Runs) -> list[tuple[str | None, str, Curves]]:
 def draw(runs: Runs, width: int, *, coloured: bool) -> str:
     """Draw the losses of runs in characters: lines in training, and symbols on held-out data."""
     series = []
-    for name, colour, curves in _styled(runs):
+    for name, colour, curves in _assign_styles(runs):
         red, green, blue = bytes.fromhex(colour[1:])
         series.append(Series(name and escape(name), train_points(curves, width), (red, green, blue)))
         series.append(Series(None, held_out_points(curves, width), (red, green, blue), "●"))
@@ -73,12 +73,12 @@ def write_png(path: Path, runs: Runs) -> None:
     """Draw the losses of runs into a PNG file: lines in training, and points on held-out data."""
     figure = new_figure(9, 5.2)
     axes: Any = figure.add_subplot()
-    for name, colour, curves in _styled(runs):
-        steps, losses = finite_points(curves.steps, curves.losses)
-        drawn = evenly(len(steps), _POINTS)
-        style = {"color": colour, "label": name and as_label(name), "zorder": 2 + (name is not None)}
+    for name, colour, curves in _assign_styles(runs):
+        steps, losses = keep_finite(curves.steps, curves.losses)
+        drawn = choose_evenly(len(steps), _POINTS)
+        style = {"color": colour, "label": name and escape_label(name), "zorder": 2 + (name is not None)}
         axes.plot([steps[index] for index in drawn], smooth(losses, at=drawn), linewidth=1.5, **style)
-        steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
+        steps, losses = keep_finite(curves.validation.steps, curves.validation.columns[0])
         axes.plot(steps, losses, "o", markersize=4, color=colour)
     axes.plot([], [], "o", markersize=4, color=FAINT, label="held-out loss")
     style_axes(axes, f"{len(runs)} runs", "the best first; lines are the loss in training")

@@ -147,7 +147,7 @@ class Curves:
     @cached_property
     def spikes(self) -> list[tuple[int, float]]:
         """The spikes of the training loss, of curves that take in no further event."""
-        steps, losses = finite_points(self.steps, self.losses)
+        steps, losses = keep_finite(self.steps, self.losses)
         return [(steps[index], losses[index]) for index in find_spikes(losses)]
 
     @property
@@ -162,7 +162,7 @@ class Curves:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens seen, as far as known; a point stands for the steps since the previous one."""
+        """Tokens seen, as far as known; a point counts for the steps since the previous one."""
         return sum(tokens for tokens, _ in self._spans()) or None
 
     @property
@@ -182,7 +182,7 @@ class Curves:
             yield (step - before) * int(each), speed
 
 
-def finite_points(steps: Sequence[int], losses: Sequence[float]) -> tuple[Sequence[int], Sequence[float]]:
+def keep_finite(steps: Sequence[int], losses: Sequence[float]) -> tuple[Sequence[int], Sequence[float]]:
     """Return the points whose loss is finite."""
     if all(map(math.isfinite, losses)):
         return steps, losses
@@ -212,7 +212,7 @@ def smooth(
 
 
 def find_spikes(values: Sequence[float]) -> list[int]:
-    """Return the indices of spikes: the peaks of what stands far above the value before and a moving mean.
+    """Return the indices of spikes: peaks far above the value before and a moving mean.
 
     Far is a tenth of the mean, and eight times the mean distance between neighbours. For both means a value
     further above counts as one that is so far above. Between two spikes are at least `_MEMORY` values.
@@ -234,7 +234,7 @@ def find_spikes(values: Sequence[float]) -> list[int]:
     return peaks
 
 
-def evenly(size: int, most: int) -> Sequence[int]:
+def choose_evenly(size: int, most: int) -> Sequence[int]:
     """Return at most `most` indices, evenly spaced, with the first and the last."""
     if size <= most:
         return range(size)

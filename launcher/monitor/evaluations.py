@@ -15,13 +15,13 @@ from typing import Any
 
 from launcher.errors import escape
 from launcher.runs.paths import CHECKPOINTS, EVALUATIONS
-from launcher.runs.trained import marked_checkpoints, newest_training, node
+from launcher.runs.trained import find_marked_checkpoints, newest_training, node
 from launcher.ui import tables
 from slipway.common.files import names_in, read_json
 
 _NAME = re.compile(r"step-(\d{1,15})\.json", re.ASCII)
 _STDERR = "_stderr"
-# What tells the weights of two checkpoints apart, with the values of those that do not say it.
+# The identity of a checkpoint's weights, with defaults for checkpoints that do not record it.
 _WEIGHTS: Mapping[str, Any] = {"training": "", "serial": 0, "step": 0, "checksums": {}}
 # A task's most telling metrics, in this order; others are in the files.
 _MAIN = ("acc_norm", "acc", "exact_match", "f1", "word_perplexity", "perplexity")
@@ -64,7 +64,7 @@ def read_evaluations(run_dir: Path, starts: Starts = ()) -> list[Evaluation]:
     """
     directory, evaluations = run_dir / EVALUATIONS, []
     steps = sorted(int(match[1]) for match in map(_NAME.fullmatch, names_in(directory)) if match)
-    starts, saved = tuple(starts), _saved(run_dir) if steps else {}
+    starts, saved = tuple(starts), _read_save_times(run_dir) if steps else {}
     for step in steps:
         with contextlib.suppress(OSError, ValueError):
             path = directory / f"step-{step}.json"
@@ -77,19 +77,19 @@ def read_evaluations(run_dir: Path, starts: Starts = ()) -> list[Evaluation]:
             is_other = bool(digest and there) and digest != next(reversed(there))
             time = there.get(digest, time)
             is_abandoned = is_other or any(step > start and time < began for start, began in starts)
-            loss = _finite(node(content, "perplexity").get("loss"))
+            loss = _to_finite_float(node(content, "perplexity").get("loss"))
             evaluations.append(Evaluation(step, loss, metrics, is_abandoned))
     return evaluations
 
 
-def _saved(run_dir: Path) -> dict[int, dict[str, float]]:
+def _read_save_times(run_dir: Path) -> dict[int, dict[str, float]]:
     """Return when a run's checkpoints were complete, by their steps and their weights' digests, oldest first.
 
     The digest is that of slipway/trainer/evaluation/results.py, `weights_digest`.
     """
     training, saved = newest_training(run_dir), dict[int, dict[str, float]]()
     with contextlib.suppress(OSError):
-        for item in marked_checkpoints(training.checkpoints if training else run_dir / CHECKPOINTS):
+        for item in find_marked_checkpoints(training.checkpoints if training else run_dir / CHECKPOINTS):
             parts = [item.content.get(key, empty) for key, empty in _WEIGHTS.items()]
             digest = f"{zlib.crc32(json.dumps(parts).encode()):08x}"
             saved.setdefault(item.step, {})[digest] = item.time
@@ -97,13 +97,13 @@ def _saved(run_dir: Path) -> dict[int, dict[str, float]]:
 
 
 def _main_metric(values: Mapping[str, Any]) -> tuple[str, float, float | None] | None:
-    numbers = {name: number for name in values if (number := _finite(values[name])) is not None}
+    numbers = {name: number for name in values if (number := _to_finite_float(values[name])) is not None}
     names = [*_MAIN, *sorted(numbers)]
     main = next((name for name in names if name in numbers and not name.endswith(_STDERR)), None)
     return (escape(main), numbers[main], numbers.get(f"{main}{_STDERR}")) if main is not None else None
 
 
-def _finite(value: Any) -> float | None:
+def _to_finite_float(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 

@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from slipway.common.files import open_regular, unix_time, whole
+from slipway.common.files import open_regular, read_int, unix_time
 
 # A longer line is read in pieces.
 LONGEST_LINE = 1 << 20
@@ -39,7 +39,7 @@ class Start:
 class HeldOut:
     """The held-out tokens: their number, and the entropy of their unigrams in nats per token.
 
-    With `has_sentinels` they are a T5's targets, a part of which marks spans and is no text.
+    With `has_sentinels` they are a T5's targets, where some tokens mark spans instead of text.
     """
 
     tokens: int | None
@@ -90,31 +90,31 @@ def parse_event(line: str, loads: Loads = json.loads) -> Event | None:
     """Parse one line; return ``None`` for an unknown kind of event, and for a line that is no event."""
     content = _json_object(line, loads)
     try:
-        return _event(content) if content else None
+        return _to_event(content) if content else None
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
-def _event(content: Mapping[str, Any]) -> Event | None:
+def _to_event(content: Mapping[str, Any]) -> Event | None:
     kind = content.get("kind")
     if kind == "data":
         entropy = content.get("unigram_entropy") if content.get("split") == "validation" else None
-        tokens, has_sentinels = whole(content.get("tokens"), 0), bool(content.get("has_sentinels", False))
+        tokens, has_sentinels = read_int(content.get("tokens"), 0), bool(content.get("has_sentinels", False))
         return None if entropy is None else HeldOut(tokens, float(entropy), has_sentinels)
     if kind not in ("start", "train", "validation", "end"):
         return None
-    time, step = unix_time(content["time"]), whole(content["step"], 0)
+    time, step = unix_time(content["time"]), read_int(content["step"], 0)
     if time is None or step is None:
         return None
     if kind == "train":
         values = (content.get(key) for key in ("loss", "lr", "grad_norm", "tokens_per_second"))
         loss, rate, norm, speed = (None if value is None else float(value) for value in values)
-        return Train(time, step, loss, rate, norm, speed, whole(content.get("tokens"), 0))
+        return Train(time, step, loss, rate, norm, speed, read_int(content.get("tokens"), 0))
     if kind == "validation":
         return Validation(time, step, float(content["val_loss"]))
     if kind == "end":
         return End(time, step, str(content.get("reason")))
-    return Start(time, step, *(whole(content.get(field.name), 0) for field in fields(Start)[2:]))
+    return Start(time, step, *(read_int(content.get(field.name), 0) for field in fields(Start)[2:]))
 
 
 @cache
@@ -154,7 +154,7 @@ class EventReader:
 
     def newest(self, steps: int) -> list[Event]:
         """Return the new events, with the first step after each start and the last `steps` steps only."""
-        return newest(_read_late(self._lines()), steps)
+        return select_newest(_read_late(self._lines()), steps)
 
     def _lines(self) -> Iterator[bytes]:
         # Opened afresh each time: a network file system shows what others wrote only to a new open.
@@ -170,7 +170,7 @@ class EventReader:
                 self._is_in_long_line = not is_whole
 
 
-def newest(items: Iterable[Event | bytes], steps: int) -> list[Event]:
+def select_newest(items: Iterable[Event | bytes], steps: int) -> list[Event]:
     """Select the events that show the progress: of the steps the first after each start and the last ones.
 
     `items` are events, or lines of steps, which are parsed only if selected.
@@ -238,14 +238,14 @@ def read_head_and_tail(
             skipped = content.find(b"\n") + 1  # the end of a line that began before
             newest = parse_events(content[skipped:].rpartition(b"\n")[0])
             if not any(isinstance(event, Validation) for event in newest):
-                first += last_line_with(stream, _VALIDATION, size - tail + skipped)
+                first += find_last_line(stream, _VALIDATION, size - tail + skipped)
             return first + newest
     except FileNotFoundError:
         return []
 
 
-def last_line_with(stream: BinaryIO, words: bytes, before: int) -> list[Event]:
-    """Return the event of the last line with `words` before a byte; empty if there is none near."""
+def find_last_line(stream: BinaryIO, words: bytes, before: int) -> list[Event]:
+    """Return the event of the last line with `words` before a byte; empty if none is near."""
     least, overlap = max(before - _SEARCH_BYTES, 0), len(words) - 1
     for start, block in blocks_back(stream, least, before, _BLOCK_BYTES, growth=4, overlap=overlap):
         if (place := block.rfind(words)) >= 0:

@@ -18,13 +18,13 @@ from launcher.jobs.status import current_statuses, poll
 from launcher.monitor.checkpoints import SavedCheckpoint, find_saved
 from launcher.monitor.curves import Curves
 from launcher.monitor.events import Progress
-from launcher.monitor.logs import LogReader, began, job_logs, modified, rank_failures
+from launcher.monitor.logs import LogReader, get_change_time, get_last_start, job_logs, rank_failures
 from launcher.monitor.readers import all_events
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import launch_numbers
 from launcher.runs.trained import node
 from launcher.schedulers.base import JobStatus
-from slipway.common.files import open_regular, whole
+from slipway.common.files import open_regular, read_int
 from slipway.common.node.settings import EXIT_INTERRUPTED
 
 
@@ -62,7 +62,7 @@ class Evidence:
 
 # --- the files that a job writes
 
-# Beside its prefix.
+# The files of a data set, by its prefix.
 _SUFFIXES = (".bin", ".idx")
 # The record in the output of a conversion, which is there once the output is whole.
 _CONVERTED = "conversion.json"
@@ -72,23 +72,23 @@ _STEP = "{step}"
 def expected_outputs(config: Mapping[str, Any]) -> list[Path] | None:
     """Return the files that a job writes by its configuration; ``None`` if this does not name them."""
     if conversion := node(config, "conversion"):
-        return _of_steps(conversion.get("output"), conversion.get("step"), _CONVERTED)
+        return _find_outputs(conversion.get("output"), conversion.get("step"), _CONVERTED)
     if evaluation := node(config, "evaluation"):
         directory = evaluation.get("results")
         pattern = f"{directory}/step-{_STEP}.json" if isinstance(directory, str) else None
-        return _of_steps(pattern, evaluation.get("step"))
+        return _find_outputs(pattern, evaluation.get("step"))
     preparation = node(config, "data_preparation")
     prefix, splits = preparation.get("output_prefix"), preparation.get("splits")
     if not isinstance(prefix, str) or not isinstance(splits, dict | None):
         return None
     if preparation.get("phase") in ("fetch", "tokenize"):
-        return []  # what they write is removed when it is merged
+        return []  # merging removes their output
     prefixes = [f"{prefix}_{split}" for split in splits] if splits else [prefix]
     data = [Path(f"{name}{suffix}") for name in prefixes for suffix in _SUFFIXES]
     return [*data, Path(f"{prefix}.manifest.json")]
 
 
-def _of_steps(pattern: object, steps: object, *below: str) -> list[Path] | None:
+def _find_outputs(pattern: object, steps: object, *below: str) -> list[Path] | None:
     """Return the path for each step, or those that are there if the job itself chose the steps."""
     if not isinstance(pattern, str):
         return None
@@ -102,7 +102,7 @@ def _of_steps(pattern: object, steps: object, *below: str) -> list[Path] | None:
     return [path.joinpath(*below) for path in dict.fromkeys(paths)]
 
 
-# --- what a launch left behind
+# --- the files that a launch left
 
 _ERROR_LOG = "nemo_error_log.txt"
 _RANK_LOG = re.compile(r"nemo_log_globalrank-(\d+)_")
@@ -113,7 +113,7 @@ _ATTEMPT_BEGINS = "; rendezvous at "
 
 
 def gather(run_dir: Path, number: int | None = None) -> Evidence:
-    """Gather the evidence up to a launch (default: the current one); raise UserError if there is none."""
+    """Gather the evidence up to a launch (default: the current one); raise UserError without launches."""
     statuses = current_statuses([RunRef(run_dir)]) if number is None else []
     tracked = (statuses or poll([open_launch(run_dir, number)]))[0]
     launch = tracked.launch
@@ -128,7 +128,7 @@ def gather(run_dir: Path, number: int | None = None) -> Evidence:
     if launch.manifest.stage != "training":
         outputs = expected_outputs(config)
         if engine == "nemo" and outputs is not None:
-            # NeMo's scripts leave no record beside what they write.
+            # NeMo's scripts leave no record of their output.
             outputs = [path.parent for path in outputs]
         missing = [path for path in outputs or () if _is_empty(path)]
         return replace(evidence, outputs=outputs, missing_outputs=missing)
@@ -139,13 +139,13 @@ def gather(run_dir: Path, number: int | None = None) -> Evidence:
     return replace(
         evidence,
         ranks=launch.nodes * launch.manifest.tasks_per_node,
-        max_steps=progress.max_steps or whole(node(config, "trainer").get("max_steps"), 1),
+        max_steps=progress.max_steps or read_int(node(config, "trainer").get("max_steps"), 1),
         step=progress.step,
         end=progress.end.reason if progress.end else None,
         records_each_step=engine == "megatron",
         curves=curves,
         diverged=next((log.divergence for log in searched.values() if log.divergence), None),
-        ended_ranks=_ended_ranks(launch, progress.step) if engine == "megatron" else None,
+        ended_ranks=_find_ended_ranks(launch, progress.step) if engine == "megatron" else None,
         saved=find_saved(config, launch.paths, engine),
     )
 
@@ -181,13 +181,13 @@ def _errors(launch: Launch, logs: Mapping[Path, LogErrors]) -> list[str] | None:
         # Our trainer's error log repeats the failures that ranks recorded.
         error_log = launch.paths.results / _ERROR_LOG
         logs = {error_log: find_errors(error_log, _ATTEMPT_BEGINS), **logs}
-    since = began(launch)
-    current = [(log, errors.errors) for log, errors in logs.items() if modified(log) >= since]
+    since = get_last_start(launch)
+    current = [(log, errors.errors) for log, errors in logs.items() if get_change_time(log) >= since]
     errors = [f"{log.name}: {error}" for log, messages in current for error in messages]
     return [*failures, *errors] if failures or any(log.is_file() for log in logs) else None
 
 
-def _ended_ranks(launch: Launch, step: int | None) -> frozenset[int]:
+def _find_ended_ranks(launch: Launch, step: int | None) -> frozenset[int]:
     """Return the ranks whose own logs end with the message that they ended at a step."""
     ended = set()
     for path in launch.paths.results.glob("nemo_log_globalrank-*.txt"):
@@ -205,7 +205,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _SRUN = "srun: error: "
 # An exception at an interpreter's exit has no effect on the run.
 _HARMLESS_BEFORE = "Exception ignored in"
-# A training that was told to stop, and has saved.
+# A training that was asked to stop, and has saved.
 _HARMLESS_END = f"Exited with exit code {EXIT_INTERRUPTED}"
 PATTERNS: tuple[str, ...] = (
     _TRACEBACK,
@@ -224,7 +224,7 @@ PATTERNS: tuple[str, ...] = (
     _SRUN,
     "slurmstepd: error: ***",
 )
-# Words of which each pattern has one, and most blocks of a log none.
+# Each pattern contains one of these words; most blocks of a log contain none.
 _CUES = ("rror", _TRACEBACK, "Watchdog caught", "CUDA out", "Segmentation", "oom_kill", "oom-kill")
 # Our trainer stops at such a loss, and does not record it as a step.
 _DIVERGED = re.compile(r"the (?:training loss|validation loss|gradient norm) .* is -?(?:nan|inf).*")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import WATCHING_ENDED, escape
 from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import End, Event, HeldOut, Progress, Start, Validation
-from launcher.monitor.logs import failed_task_logs, last_lines, newest_log, rank_failures
+from launcher.monitor.logs import failed_task_logs, find_log, rank_failures, read_last_lines
 from launcher.monitor.polling import job_poller
 from launcher.monitor.readers import open_reader
 from launcher.monitor.run_status import state_words
@@ -39,7 +39,7 @@ def follow_launch(launch: Launch, view: LinesView | LiveView) -> JobStatus:
             over, (status,) = snapshot.is_over, snapshot.rows
             new = reader.newest(_STEPS)
             if new:
-                watch.alive()
+                watch.mark_alive()
                 progress.apply(new)
             view.show(status, progress, new, is_over=over and not new)
             if over and not new:
@@ -76,18 +76,18 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
 
 def _failure_message(launch: Launch, status: JobStatus) -> str:
     reason = f" ({status.full_reason})" if status.full_reason else ""
-    job = f"Job {launch.job_in(status)} of {launch.manifest.run}"
+    job = f"Job {launch.find_job(status)} of {launch.manifest.run}"
     lines = [escape(f"{job}: {status.state.value}{reason}")]
     if status.state in (State.NOT_SUBMITTED, State.INTERRUPTED) or not launch.manifest.job_id:
         return lines[0]
     # Slurm's own messages are in .out; with a separate stderr, the traceback is in .err.
-    logs = [newest_log(launch, extension) for extension in ("err", "out")]
+    logs = [find_log(launch, extension) for extension in ("err", "out")]
     logs = [*failed_task_logs(launch, status).values(), *logs]
     log = next((log for log in logs if log.is_file() and log.stat().st_size), None)
     if log is None:
         return f"{lines[0]}\nIt has no log: {display_path(launch.log())} is missing or empty"
     lines.append(f"The end of {display_path(log)}:")
-    lines += [f"  {line}" for line in last_lines(log, _FAILURE_LINES).splitlines()]
+    lines += [f"  {line}" for line in read_last_lines(log, _FAILURE_LINES).splitlines()]
     lines.append(f"The full log: {display_path(log)}")
     for failure in rank_failures(launch)[:1]:
         path = display_path(Path(failure.path))
@@ -115,7 +115,7 @@ class LinesView:
         print(escape(launch), flush=True)
 
     def __exit__(self, *exception: object) -> None:
-        """Leave what was printed."""
+        """Keep the printed lines."""
 
     def show(
         self, status: JobStatus, progress: Progress, new: Sequence[Event], *, is_over: bool = False
@@ -131,7 +131,7 @@ class LinesView:
             self._print_state(status)
 
     def _print_state(self, status: JobStatus) -> None:
-        state = (self._launch.job_in(status), status.state, status.reason, status.nodes)
+        state = (self._launch.find_job(status), status.state, status.reason, status.nodes)
         if state != self._printed:
             self._printed = state
             _print(" ".join(state_words(self._launch, status)))
@@ -159,7 +159,7 @@ class LinesView:
         parts = [
             f"step {tables.steps(progress.step, progress.max_steps)}",
             f"loss {tables.loss(train.loss)}",
-            f"lr {tables.small(train.learning_rate)}",
+            f"lr {tables.learning_rate(train.learning_rate)}",
             f"{tables.count(progress.tokens_per_second)} tokens/s",
             f"ETA {tables.duration(progress.eta)}",
         ]

@@ -13,10 +13,10 @@ from typing import Any
 from launcher.errors import UserError, shortened
 from launcher.jobs.launches import Launch, adopt, read_launch
 from launcher.jobs.status import LaunchStatus, poll
-from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints
+from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Progress, Start
 from launcher.monitor.logs import FAILURES
-from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of, finite
+from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of, encode
 from launcher.monitor.readers import all_events, newest_events
 from launcher.monitor.run_status import attributes, elapsed_seconds, links_to_json
 from launcher.runs.manifest import Manifest
@@ -27,8 +27,8 @@ from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
 from slipway.common.files import read_text
-from slipway.common.node.evidence import evidence, left_by_ranks
-from slipway.common.node.judging import Facts, judge, rule_named
+from slipway.common.node.evidence import evidence, read_rank_failures
+from slipway.common.node.judging import Facts, find_rule, judge
 from slipway.common.node.marks import JobAttempt
 
 # Slurm's word for a job that was put back into the queue; a job does not stay in this state.
@@ -47,7 +47,7 @@ class Steps:
         return tables.UNKNOWN if self.last is None else f"{tables.text(self.first)}→{self.last}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"first_step": self.first, "step": self.last, "loss": finite(self.loss)}
+        return {"first_step": self.first, "step": self.last, "loss": encode(self.loss)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _row(status: LaunchStatus, before: Launch | None) -> LaunchRow:
     attempts = launch.attempts
     first = attempts[0] if attempts else None
     several = len(attempts) > 1 or launch.is_chain
-    # Tasks of an array run at once, and their events cannot be told apart.
+    # Tasks of an array run at once, and their events cannot be separated.
     alone = len({attempt.job_id for attempt in attempts}) == 1 or launch.is_chain
     stretches = _stretches(attempts) if several and alone else []
     whole = _Stretch()
@@ -206,7 +206,7 @@ def _row(status: LaunchStatus, before: Launch | None) -> LaunchRow:
             for stretch in stretches:
                 if not isinstance(event, HeldOut) and stretch.covers(event.time):  # that has no time
                     stretch.take(event)
-    damaged = damaged_checkpoints(launch)
+    damaged = find_damaged_checkpoints(launch)
     for stretch in stretches:
         stretch.damaged = [checkpoint for checkpoint in damaged if stretch.covers(checkpoint.time)]
     changes = Changes()
@@ -220,7 +220,7 @@ def _row(status: LaunchStatus, before: Launch | None) -> LaunchRow:
         started=first.started if first else None,
         changes=changes,
         damaged=damaged,
-        # A job without a verdict of its own is of an earlier version, or lost its node: its state is enough.
+        # A job without a verdict is of an earlier version, or lost its node: its state is enough.
         reading=_reading(launch, first, status) if not several and first and first.verdict else None,
     )
 
@@ -358,7 +358,7 @@ def diagnose(
     for its end, ``None`` while it lives, or if they are not known.
     """
     if attempt.verdict and attempt.why:
-        known = rule_named(attempt.rule)
+        known = find_rule(attempt.rule)
         nodes = tuple(attempt.excluded.split(",")) if attempt.excluded else ()
         verdict = attempt.verdict if attempt.verdict in ("done", "exclude", "stop") else "continue"
         advice = known.advice if known else None
@@ -373,14 +373,14 @@ def diagnose(
         return None
     if diagnosis.rule in _NOT_OF_RANKS:
         return diagnosis
-    return replace(diagnosis, first=_first_failure(attempt, failures, diagnosis.why))
+    return replace(diagnosis, first=_find_first_failure(attempt, failures, diagnosis.why))
 
 
-def _first_failure(attempt: JobAttempt, failures: Path | None, why: str) -> str | None:
+def _find_first_failure(attempt: JobAttempt, failures: Path | None, why: str) -> str | None:
     """Describe the rank that failed first: by its own error, unless that is `why`, else by the judgement."""
     # Marks have whole seconds; a rank of a later link overwrites the error of an earlier link.
     until = math.inf if attempt.ended is None else attempt.ended + 1
-    for left in [] if failures is None else left_by_ranks(failures, attempt.started or 0.0, until):
+    for left in [] if failures is None else read_rank_failures(failures, attempt.started or 0.0, until):
         error = "" if why and left.error.startswith(why) else f": {left.error}"
         return f"rank {left.rank}{f' on {left.host}' if left.host else ''} failed first{error}"
     if attempt.rank is None:

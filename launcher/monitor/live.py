@@ -61,9 +61,9 @@ class LiveView(Live):
                 (tables.loss(progress.loss), "bold blue"),
                 (f"  {sparkline(list(self._losses))}", "blue"),
                 ("  lr ", "dim"),
-                tables.small(progress.train.learning_rate if progress.train else None),
+                tables.learning_rate(progress.train.learning_rate if progress.train else None),
             )
-            body += [_bar(status, progress), train, _held_out(progress)]
+            body += [_bar(status, progress), train, _draw_held_out(progress)]
         manifest = self._launch.manifest
         title = Text.assemble((escape(manifest.run), "bold"), f" · launch {self._launch.paths.number}")
         shape = Text(tables.tasks(self._launch.nodes, manifest.tasks_per_node), style="dim")
@@ -121,7 +121,7 @@ def _bar(status: JobStatus, progress: Progress) -> Table:
     return grid
 
 
-def _held_out(progress: Progress) -> Text:
+def _draw_held_out(progress: Progress) -> Text:
     loss = progress.validation_loss
     text = Text.assemble(("held-out loss ", "dim"), (tables.loss(loss), "bold dark_orange"))
     if progress.held_out:

@@ -19,7 +19,7 @@ from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from slipway.common.files import names_in, open_regular
-from slipway.common.node.evidence import Left, left_by_ranks
+from slipway.common.node.evidence import Left, read_rank_failures
 
 FAILURES = "failures"
 
@@ -49,7 +49,7 @@ def job_logs(launch: Launch, extension: str = "out") -> list[Path]:
     return [log for log in reversed(logs) if log.is_file()][::-1]
 
 
-def newest_log(launch: Launch, extension: str = "out") -> Path:
+def find_log(launch: Launch, extension: str = "out") -> Path:
     """Return the newest log: the job's, that of an array's highest task, or that of a chain's last link.
 
     It need not exist yet; raise UserError if the launch never became a job.
@@ -63,7 +63,7 @@ def newest_log(launch: Launch, extension: str = "out") -> Path:
     return tasks[max(tasks)] if tasks else path
 
 
-def next_log(launch: Launch, current: Path, extension: str = "out") -> Path:
+def find_next(launch: Launch, current: Path, extension: str = "out") -> Path:
     """Return the log of the next link or task once it exists, until then the current one."""
     logs = job_logs(launch, extension)
     later = logs[logs.index(current) + 1 :] if current in logs else logs
@@ -73,22 +73,22 @@ def next_log(launch: Launch, current: Path, extension: str = "out") -> Path:
 def rank_logs(launch: Launch, rank: int) -> list[Path]:
     """Return the logs that one rank's process wrote itself, the newest first.
 
-    NeMo's rank 0 moves what it finds at its start to ``run_0/``, ``run_1/``, ..., at times the log of a rank
+    At its start NeMo's rank 0 moves existing files to ``run_0/``, ``run_1/``, ..., at times the log of a rank
     that began before it.
     """
     name = f"nemo_log_globalrank-{rank}_*.txt"
     moved = launch.paths.results.glob(f"run_*/{name}")
-    return [*sorted(launch.paths.results.glob(name)), *sorted(moved, key=modified, reverse=True)]
+    return [*sorted(launch.paths.results.glob(name)), *sorted(moved, key=get_change_time, reverse=True)]
 
 
-def modified(path: Path) -> float:
+def get_change_time(path: Path) -> float:
     """Return the time of a file's last change in Unix seconds; 0 if there is no file."""
     with contextlib.suppress(OSError):
         return path.stat().st_mtime
     return 0.0
 
 
-def began(launch: Launch) -> float:
+def get_last_start(launch: Launch) -> float:
     """Return the start of the newest of several attempts in Unix seconds, else 0: earlier errors are old."""
     attempts = launch.attempts
     return (attempts[-1].started or 0.0) if len(attempts) > 1 else 0.0
@@ -96,7 +96,7 @@ def began(launch: Launch) -> float:
 
 def rank_failures(launch: Launch) -> list[Left]:
     """Return the failures of ranks since the job last began, in the order of their times."""
-    return left_by_ranks(launch.paths.results / FAILURES, began(launch))
+    return read_rank_failures(launch.paths.results / FAILURES, get_last_start(launch))
 
 
 _BLOCK = 1 << 16
@@ -145,7 +145,7 @@ def tail_offset(path: Path, lines: int) -> int:
     return first
 
 
-def last_lines(path: Path, lines: int) -> str:
+def read_last_lines(path: Path, lines: int) -> str:
     """Return the last lines of a file; an empty text if there is no file."""
     parts: list[str] = []
     read_all(LogReader(path, tail_offset(path, lines)), parts.append)
@@ -190,8 +190,8 @@ def follow_log(
 ) -> JobStatus:
     """Write a log as it grows, until its job has ended and all of it was written.
 
-    `choose` returns the next file after the current one: each task of an array, and each link of a chain has
-    its own. `tell` writes messages about the log: what the job waits for, and that there is a newer launch.
+    `choose` returns the next file after the current one: arrays have one per task, chains one per link.
+    `tell` writes messages about the log: why the job waits, and that there is a newer launch.
     """
     last_messages: dict[str, str] = {}  # by their topics
 
@@ -205,13 +205,13 @@ def follow_log(
         while True:
             # The state first: once the job is known to have ended, everything that it wrote is there.
             snapshot = watch.snapshot()
-            status = of_part(snapshot.rows[0], task, link)
+            status = select_part(snapshot.rows[0], task, link)
             over = status.state.is_final or snapshot.is_over
             reason = f" ({escape(status.reason)})" if status.reason else ""
             state = f"the job is {status.state.value}{reason}"
             has_text = read_all(reader, write)
             if has_text:
-                watch.alive()
+                watch.mark_alive()
             elif (newest := choose(reader.path)) != reader.path:
                 reader = LogReader(newest)
                 tell_once(f"{newest.name}:")
@@ -229,7 +229,7 @@ def follow_log(
             time.sleep(_POLL)
 
 
-def of_part(status: JobStatus, task: str | None = None, link: str | None = None) -> JobStatus:
+def select_part(status: JobStatus, task: str | None = None, link: str | None = None) -> JobStatus:
     """Return the status of one task of an array or one job of a chain; that of the whole if it is unknown."""
     if link is not None and status.chain and link in status.chain.jobs:
         return status.chain.jobs[link]

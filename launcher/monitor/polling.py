@@ -1,4 +1,4 @@
-"""The status of launches, polled in a thread beside a display that must not wait for the answers."""
+"""The status of launches, polled in a thread so that a display need not wait for the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from slipway.common.backoff import doubled_wait
+from slipway.common.backoff import double_wait
 
 S = TypeVar("S", bound=LaunchStatus)
 
@@ -67,7 +67,7 @@ class StatusPoller(Generic[S]):
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
         self._rows = self._collect_rows()
-        self.alive()
+        self.mark_alive()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -76,13 +76,13 @@ class StatusPoller(Generic[S]):
     def __exit__(self, *_error: object) -> None:
         self._stop.set()
 
-    def alive(self) -> None:
+    def mark_alive(self) -> None:
         """Record that a job is alive, as its output shows, though the scheduler does not answer."""
         # The times of the last answer, and of the last answer about a live job.
         self._answered = self._seen_live = time.monotonic()
 
     def snapshot(self) -> Snapshot[S]:
-        """Return what is known now; raise what the thread raised."""
+        """Return the latest statuses; raise the thread's exception."""
         if self._failure:
             raise self._failure
         newest = self._rows
@@ -90,7 +90,7 @@ class StatusPoller(Generic[S]):
         age = now - self._answered
         is_old = age > max(_STALE_QUESTIONS * self._interval, _STALE_SECONDS)
         given_up = age > self._blind_patience
-        rows = [self._as_known(row, is_old or given_up) for row in newest]
+        rows = [self._keep_known_state(row, is_old or given_up) for row in newest]
         why = next((row.unanswered for row in newest if row.unanswered), None)
         is_silent = is_old or why is not None
         given_up |= not is_silent and now - self._seen_live > self._patience
@@ -99,7 +99,7 @@ class StatusPoller(Generic[S]):
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(doubled_wait(self._failures, self._interval, _LONGEST_PAUSE_SECONDS)):
+            while not self._stop.wait(double_wait(self._failures, self._interval, _LONGEST_PAUSE_SECONDS)):
                 self._rows = self._collect_rows()
         except BaseException as error:  # raised again by `snapshot`: a thread's own traceback is lost
             self._failure = error
@@ -117,7 +117,7 @@ class StatusPoller(Generic[S]):
             self._seen_live = now
         return rows
 
-    def _as_known(self, row: S, is_old: bool) -> S:
+    def _keep_known_state(self, row: S, is_old: bool) -> S:
         last = self._last.get(row.directory)
         is_unanswered = row.unanswered is not None or is_old
         if row.state.is_final or not is_unanswered or last is None:

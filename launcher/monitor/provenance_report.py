@@ -17,7 +17,7 @@ from launcher.runs.paths import display_path
 from launcher.secrecy import recorded, redacted
 from launcher.ui import tables
 from launcher.ui.tables import moment
-from slipway.common.files import names_in, open_regular, read_json, whole
+from slipway.common.files import names_in, open_regular, read_int, read_json
 from slipway.common.node.marks import image_digest
 
 _MOST_SHOWN = 8
@@ -63,20 +63,20 @@ class Difference:
     def to_json(self) -> dict[str, Any]:
         """Return the difference for programs; a number that is not finite is a string."""
         changes = [
-            {"key": key, "old": finite(old), "new": finite(new)} for key, (old, new) in self.changes.items()
+            {"key": key, "old": encode(old), "new": encode(new)} for key, (old, new) in self.changes.items()
         ]
         return {"launch": self.launch, "changes": changes}
 
 
-def finite(value: Any) -> Any:
+def encode(value: Any) -> Any:
     """Return a value as JSON can have it: a number that is not finite is a string, and stays visible."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def difference_of(manifest: Manifest) -> Difference | None:
-    """Return the difference that a manifest has on record; ``None`` if it has none."""
+    """Return the difference that a manifest records, or ``None``."""
     record = manifest.differs or {}
-    launch, changes = whole(record.get("launch"), 1), record.get("changes")
+    launch, changes = read_int(record.get("launch"), 1), record.get("changes")
     if launch is None or not isinstance(changes, list):
         return None
     rows = [row for row in changes if isinstance(row, dict) and isinstance(row.get("key"), str)]
@@ -155,7 +155,7 @@ def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
     ]
     known = [(name, value) for name, value in pairs if value != tables.UNKNOWN]
     names = ["", *(name for name, _ in known)]
-    # The name of a list stands before its first line only.
+    # Only the first line of a list has its name.
     return [("" if name == names[index] else name, value) for index, (name, value) in enumerate(known)]
 
 

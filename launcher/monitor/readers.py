@@ -18,10 +18,10 @@ from launcher.monitor.events import (
     Train,
     Validation,
     blocks_back,
-    newest,
     read_head_and_tail,
+    select_newest,
 )
-from launcher.monitor.logs import job_logs, newest_log
+from launcher.monitor.logs import find_log, job_logs
 from slipway.common.files import open_regular, read_text
 
 
@@ -41,7 +41,7 @@ def newest_events(launch: Launch, *, restarted: bool = False) -> list[Event]:
         return read_head_and_tail(launch.paths.metrics, restarted=restarted)
     tokens = tokens_per_step(launch.paths.config)
     # The log of a link that has just begun has no step yet.
-    logs = reversed(job_logs(launch)) if launch.is_chain else [newest_log(launch)]
+    logs = reversed(job_logs(launch)) if launch.is_chain else [find_log(launch)]
     return next((events for log in logs if (events := read_nemo_end(log, tokens))), [])
 
 
@@ -59,11 +59,11 @@ class LogsReader:
         self._readers: dict[Path, NemoReader] = {}
 
     def newest(self, steps: int) -> list[Event]:
-        return newest(self.stream(), steps)
+        return select_newest(self.stream(), steps)
 
     def stream(self) -> Iterator[Event]:
         logs = job_logs(self._launch) if self._launch.is_chain else []
-        for log in logs or [newest_log(self._launch)]:
+        for log in logs or [find_log(self._launch)]:
             if log not in self._readers:
                 self._readers[log] = NemoReader(log, self._tokens)
         for reader in self._readers.values():
@@ -116,8 +116,8 @@ class NemoReader:
         """Yield the new events, oldest first; their times are counted back from the log's last change."""
         with contextlib.suppress(FileNotFoundError), open_regular(self.path, buffering=0) as stream:
             changed = self.path.stat().st_mtime
-            begin, self._offset = self._offset, _last_end(stream, self._offset)
-            newest = _last_point(stream, begin, self._offset)
+            begin, self._offset = self._offset, _read_last_end(stream, self._offset)
+            newest = _read_last_point(stream, begin, self._offset)
             if newest is not None:
                 yield from self._events(_points_between(stream, begin, self._offset), newest, changed)
 
@@ -177,7 +177,7 @@ def _complete_length(content: bytes) -> int:
     return max(content.rfind(end) for end in (b"]", b"\n", b"\r")) + 1
 
 
-def _last_end(stream: BinaryIO, begin: int) -> int:
+def _read_last_end(stream: BinaryIO, begin: int) -> int:
     """Return the byte up to which a log has complete lines."""
     start = max(stream.seek(0, os.SEEK_END) - _BLOCK_BYTES, begin)
     stream.seek(start)
@@ -196,7 +196,7 @@ def _points_between(stream: BinaryIO, begin: int, end: int) -> Iterator[_Point]:
         yield from _points(content[:length])
 
 
-def _last_point(stream: BinaryIO, begin: int, end: int) -> _Point | None:
+def _read_last_point(stream: BinaryIO, begin: int, end: int) -> _Point | None:
     """Return the last progress line between two bytes, searched for from the end."""
     for _, block in blocks_back(stream, begin, end, _BLOCK_BYTES, overlap=_LONGEST_LINE):
         if points := _points(block):
@@ -234,7 +234,7 @@ class Segment:
     """The steps that a trainer computed after one start.
 
     `after_step` and `after_samples` are the steps completed before it, and the samples consumed by them.
-    `last` is the last step that is known to be completed, `after_step` if there is none.
+    `last` is the last step that is known to be completed, else `after_step`.
     """
 
     launch: Launch
@@ -258,7 +258,7 @@ def segments(launches: Iterable[Launch]) -> list[Segment]:
 
 
 def segment_with(step: int, parts: Sequence[Segment]) -> Segment | None:
-    """Return the segment whose step is that of the model as it is now.
+    """Return the segment whose step is that of the present model.
 
     A later trainer that went back to an earlier checkpoint makes the model forget the steps after it: the
     last segment that begins before the step counts, also where it has not come so far yet. One that completed

@@ -15,9 +15,9 @@ from launcher.errors import escape
 from launcher.jobs.launches import Launch
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
-from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints, summary
+from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpoints, summary
 from launcher.monitor.events import Event, Progress
-from launcher.monitor.provenance_report import Difference, difference_of, finite
+from launcher.monitor.provenance_report import Difference, difference_of, encode
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
 from launcher.schedulers.base import ChainJobs, JobStatus
@@ -43,7 +43,7 @@ class Transitions:
 
     def to_json(self) -> dict[str, str | None]:
         """Return the times as ISO 8601 in UTC."""
-        return {name: _iso(when) for name, when in asdict(self).items()}
+        return {name: _format_iso(when) for name, when in asdict(self).items()}
 
 
 def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
@@ -57,18 +57,18 @@ def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
     attempts = launch.attempts
     if status.state is State.PENDING:
         # The job may have been requeued, or the previous link has just ended.
-        last = _latest([created, *(attempt.ended for attempt in attempts)])
+        last = _find_latest([created, *(attempt.ended for attempt in attempts)])
         return Transitions(created, last_transition=last)
     own = (attempt for attempt in attempts if job_id in (attempt.job_id, attempt.job_id.partition("_")[0]))
     newest = list({attempt.job_id: attempt for attempt in own}.values())  # of each task, or of the one job
-    started = _started(newest, status)
+    started = _find_start(newest, status)
     if status.state.is_final:
-        ended = _ended(launch, job_id, newest, status, started)
+        ended = _find_end(launch, job_id, newest, status, started)
         return Transitions(created, started, ended, ended)
     return Transitions(created, started, last_transition=None if status.state is State.UNKNOWN else started)
 
 
-def _started(attempts: Sequence[JobAttempt], status: JobStatus) -> float | None:
+def _find_start(attempts: Sequence[JobAttempt], status: JobStatus) -> float | None:
     starts = [attempt.started for attempt in attempts if attempt.started is not None]
     # An attempt that is over is not the running one.
     if starts and (status.state.is_final or not all(attempt.is_over for attempt in attempts)):
@@ -77,12 +77,12 @@ def _started(attempts: Sequence[JobAttempt], status: JobStatus) -> float | None:
     return time.time() - elapsed if elapsed is not None and status.state is State.RUNNING else None
 
 
-def _ended(
+def _find_end(
     launch: Launch, job_id: str, attempts: Sequence[JobAttempt], status: JobStatus, started: float | None
 ) -> float | None:
     """Return the end on record: the job's own, its cancellation, start plus elapsed time, or Slurm's end."""
     if attempts and all(attempt.ended is not None for attempt in attempts):
-        return _latest(attempt.ended for attempt in attempts)
+        return _find_latest(attempt.ended for attempt in attempts)
     by_user = cancelled_at(launch.paths.directory, job_id)
     if by_user is not None:
         return by_user
@@ -104,11 +104,11 @@ def elapsed_seconds(status: JobStatus) -> int | None:
     return None
 
 
-def _latest(times: Iterable[float | None]) -> float | None:
+def _find_latest(times: Iterable[float | None]) -> float | None:
     return max((when for when in times if when is not None), default=None)
 
 
-def _iso(when: float | None) -> str | None:
+def _format_iso(when: float | None) -> str | None:
     if when is None:
         return None
     with contextlib.suppress(ValueError, OverflowError, OSError):
@@ -129,7 +129,7 @@ class StatusRow(LaunchStatus):
 
     @property
     def granted_limit(self) -> str | None:
-        """Slurm's time limit of the job, as ``[D-]HH:MM:SS``, where its mark tells of one."""
+        """Slurm's time limit of the job, as ``[D-]HH:MM:SS``, if its mark has one."""
         if self.launch is None or self.job_id is None:
             return None
         seconds = time_limit(self.launch.paths.directory, f"{self.job_id}.{self.restarts}")
@@ -159,7 +159,7 @@ class StatusRow(LaunchStatus):
         values = {
             "RUN": self.run,
             "LAUNCH": self.number,
-            "JOB": launch.job_in(self) if launch else None,
+            "JOB": launch.find_job(self) if launch else None,
             LINK: self.chain,
             "STATE": self.state.value,
             "SINCE": since(self.transitions.last_transition if is_known else None, datetime.now()),
@@ -204,10 +204,10 @@ class StatusRow(LaunchStatus):
             **attributes(manifest, "user"),
             "step": self.progress.step,
             "max_steps": self.progress.max_steps,
-            "loss": finite(self.progress.loss),
-            "val_loss": finite(self.progress.validation_loss),
-            "tokens_per_second": finite(self.progress.tokens_per_second),
-            "eta_seconds": finite(self.eta),
+            "loss": encode(self.progress.loss),
+            "val_loss": encode(self.progress.validation_loss),
+            "tokens_per_second": encode(self.progress.tokens_per_second),
+            "eta_seconds": encode(self.eta),
             "differs": self.differs.to_json() if self.differs else None,
             "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
         }
@@ -217,7 +217,7 @@ _me = functools.cache(user)
 
 
 def _limit(asked: str | None, granted: str | None) -> str | None:
-    """Return the time limit that counts, and what was asked for where that was another."""
+    """Return the granted time limit, and the requested one if it differs."""
     if granted is None or asked is None:
         return granted or asked
     with contextlib.suppress(ValueError):
@@ -231,7 +231,7 @@ def attributes(source: object, *names: str) -> dict[str, Any]:
     return {name: None if source is None else getattr(source, name) for name in names}
 
 
-def as_table(rows: Sequence[StatusRow]) -> tuple[Sequence[str], list[list[str]]]:
+def make_table(rows: Sequence[StatusRow]) -> tuple[Sequence[str], list[list[str]]]:
     """Return the columns and their values; the column of links only if some row is a chain."""
     cells = [row.cells() for row in rows]
     has_links = any(row.chain for row in rows)
@@ -260,16 +260,16 @@ def missing_run(run_dir: Path) -> StatusRow:
 
 def collect_status(refs: Sequence[RunRef]) -> list[StatusRow]:
     """Look at runs, in their order; see `launcher.jobs.status.current_statuses`."""
-    return [_with_progress(item) for item in current_statuses(refs)]
+    return [_add_progress(item) for item in current_statuses(refs)]
 
 
-def _with_progress(item: LaunchStatus) -> StatusRow:
+def _add_progress(item: LaunchStatus) -> StatusRow:
     if item.launch is None:
         return StatusRow.extending(item)
     events: list[Event] = []
     with contextlib.suppress(OSError):  # another user's run that may not be read
         events = newest_events(item.launch, restarted=item.has_restarted)
-    transitions, damaged = transitions_of(item.launch, item), damaged_checkpoints(item.launch)
+    transitions, damaged = transitions_of(item.launch, item), find_damaged_checkpoints(item.launch)
     return StatusRow.extending(item, progress=Progress(events), transitions=transitions, damaged=damaged)
 
 
@@ -277,7 +277,7 @@ def state_words(launch: Launch | None, status: JobStatus) -> list[str]:
     """Return the words for the state of a job: its id, the state with its reason, its nodes, its duration."""
     is_over = status.state.is_final
     words = [
-        f"job {launch.job_in(status)}{f' (link {status.chain})' if status.chain else ''}" if launch else "",
+        f"job {launch.find_job(status)}{f' (link {status.chain})' if status.chain else ''}" if launch else "",
         status.state.value + (f" ({status.full_reason})" if status.full_reason else ""),
         f"on {status.nodes}" if status.nodes and not is_over else "",
         f"after {status.elapsed}" if status.elapsed and is_over else "",

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 from launcher.errors import UserError
 from launcher.jobs.launches import open_launches
 from launcher.jobs.status import poll
-from launcher.monitor.curves import Curves, evenly, finite_points, smooth
+from launcher.monitor.curves import Curves, choose_evenly, keep_finite, smooth
 from launcher.monitor.evaluations import Evaluation, progress_rows, read_evaluations
 from launcher.monitor.events import Start
-from launcher.monitor.provenance_report import finite
+from launcher.monitor.provenance_report import encode
 from launcher.monitor.readers import all_events
 from launcher.monitor.run_status import attributes
 from launcher.ui import tables
 from launcher.ui.plotting import (
     FAINT,
     INK,
-    as_label,
+    escape_label,
     missing_plot_extra,
     new_figure,
     style_axes,
@@ -67,7 +67,7 @@ class RunSummary:
     def to_json(self) -> dict[str, Any]:
         """Return the table for programs; a number that is not finite is a string, ``"nan"``."""
         values = asdict(self) | {"evaluations": [evaluation.to_json() for evaluation in self.evaluations]}
-        return {key: finite(value) if isinstance(value, float) else value for key, value in values.items()}
+        return {key: encode(value) if isinstance(value, float) else value for key, value in values.items()}
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the table for people: names and values."""
@@ -178,7 +178,7 @@ def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> st
     """Draw the losses of a run, with a legend above; raise UserError if plotext is missing."""
     width = min(max(width, _NARROWEST), _WIDEST)
     train, held_out = train_points(curves, width), held_out_points(curves, width)
-    shown = [evaluated[index] for index in evenly(len(evaluated), width // 3)]
+    shown = [evaluated[index] for index in choose_evenly(len(evaluated), width // 3)]
     series = [
         Series("train loss", train, _BLUE),
         Series("held-out loss", held_out, _ORANGE, "●"),
@@ -190,15 +190,15 @@ def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> st
 
 def train_points(curves: Curves, width: int) -> Points:
     """Return the smoothed training loss, twice as many points as columns: a braille character has two."""
-    steps, losses = finite_points(curves.steps, curves.losses)
-    drawn = evenly(len(steps), 2 * width)
+    steps, losses = keep_finite(curves.steps, curves.losses)
+    drawn = choose_evenly(len(steps), 2 * width)
     return list(zip([steps[index] for index in drawn], smooth(losses, at=drawn), strict=True))
 
 
 def held_out_points(curves: Curves, width: int) -> Points:
     """Return the held-out loss, a point for each three columns at most."""
-    steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
-    return [(steps[index], losses[index]) for index in evenly(len(steps), width // 3)]
+    steps, losses = keep_finite(curves.validation.steps, curves.validation.columns[0])
+    return [(steps[index], losses[index]) for index in choose_evenly(len(steps), width // 3)]
 
 
 def draw_series(series: Sequence[Series], entropy: float | None, width: int, *, coloured: bool) -> str:
@@ -229,7 +229,7 @@ def draw_series(series: Sequence[Series], entropy: float | None, width: int, *, 
 
 
 def _legend(series: Sequence[Series], entropy: float | None, coloured: bool) -> str:
-    """Return the legend, which stands above the plot: within it, it would hide a part of the curves."""
+    """Return the legend, printed above the plot: inside, it would hide a part of the curves."""
     entries = [
         ("⠤⠤" if item.symbol == "braille" else item.symbol, item.colour, item.name)
         for item in series
@@ -278,15 +278,15 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     """Draw the losses into a PNG file; raise UserError without matplotlib, or if it cannot be written."""
     figure = new_figure(9, 5.2)
     axes: Any = figure.add_subplot()
-    steps, losses = finite_points(curves.steps, curves.losses)
+    steps, losses = keep_finite(curves.steps, curves.losses)
     axes.plot(steps, losses, color=TRAIN, alpha=0.3, linewidth=1)
-    drawn = evenly(len(steps), 4 * _COLUMNS)
+    drawn = choose_evenly(len(steps), 4 * _COLUMNS)
     means = smooth(losses, at=drawn)
     axes.plot([steps[index] for index in drawn], means, color=TRAIN, linewidth=2, label="train loss")
     if curves.spikes:
         style = {"color": SPIKE, "linestyle": "", "marker": "v", "markersize": 5}
         axes.plot(*zip(*curves.spikes, strict=True), label="spike", **style)
-    steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
+    steps, losses = keep_finite(curves.validation.steps, curves.validation.columns[0])
     if steps:
         marker = "o" if len(steps) <= 60 else None
         style = {"color": HELD_OUT, "linewidth": 2, "marker": marker, "markersize": 5}
@@ -300,10 +300,10 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
         axes.plot(*zip(*evaluated, strict=True), label="evaluated", **style)
     if curves.held_out is not None:
         entropy = curves.held_out.unigram_entropy
-        label = as_label(f"unigram entropy of the {curves.held_out.name} ({entropy:.2f})")
+        label = escape_label(f"unigram entropy of the {curves.held_out.name} ({entropy:.2f})")
         style = {"color": ENTROPY, "linewidth": 1.5, "linestyle": (0, (5, 3))}
         axes.axhline(entropy, label=label, zorder=1, **style)
-    for index, at in enumerate(evenly(len(curves.resumed), _COLUMNS)):
+    for index, at in enumerate(choose_evenly(len(curves.resumed), _COLUMNS)):
         note = None if index else "resumed from a checkpoint"
         axes.axvline(curves.resumed[at], color=FAINT, linewidth=1, linestyle=":", label=note, zorder=0)
     style_axes(axes, summary.run, subtitle(summary))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from launcher import errors
-from launcher.monitor.curves import finite_points
+from launcher.monitor.curves import keep_finite
 from launcher.monitor.evidence import Evidence
 from launcher.slurm.states import State
 from launcher.ui import tables
@@ -62,23 +62,23 @@ def exit_code(seen: Evidence, checks: Iterable[RunCheck]) -> int:
     return errors.NOT_KNOWN if UNKNOWN in verdicts else errors.DONE
 
 
-def _ended_well(seen: Evidence) -> Judgement:
+def _check_end(seen: Evidence) -> Judgement:
     """Check that the job completed, with exit code 0."""
     status = seen.status
     code = "" if status.exit_code is None else f", exit code {status.exit_code}"
     reason = f" ({status.reason})" if status.reason else ""
-    job = seen.launch.job_in(status)
+    job = seen.launch.find_job(status)
     end = f"job {job} {status.state.value}{reason}{code if code[2:] not in reason else ''}"
     is_good = status.state is State.COMPLETED and not status.exit_code
-    return OK if is_good else _failed_if_over(seen), end
+    return OK if is_good else _judge_missing(seen), end
 
 
-def _last_step(seen: Evidence) -> Judgement:
+def _check_last_step(seen: Evidence) -> Judgement:
     """Check that the training reached its last step; one that a limit or a signal stopped earlier fails."""
     step = f"step {tables.steps(seen.step, seen.max_steps)}"
     if seen.step is None:
         # Our trainer records every step: without a record there was none.
-        verdict = _failed_if_over(seen) if seen.records_each_step else UNKNOWN
+        verdict = _judge_missing(seen) if seen.records_each_step else UNKNOWN
         return verdict, "the trainer recorded no step"
     if seen.max_steps is None:
         return UNKNOWN, f"{step}: the requested number of steps is unknown"
@@ -90,13 +90,13 @@ def _last_step(seen: Evidence) -> Judgement:
     return FAILED, step + why
 
 
-def _losses_finite(seen: Evidence) -> Judgement:
+def _check_losses(seen: Evidence) -> Judgement:
     """Check that every loss is a finite number."""
     curves = seen.curves
-    train = array("q", _not_finite(curves.steps, curves.losses))
-    held_out = array("q", _not_finite(curves.validation.steps, curves.validation.columns[0]))
+    train = array("q", _find_nonfinite(curves.steps, curves.losses))
+    held_out = array("q", _find_nonfinite(curves.validation.steps, curves.validation.columns[0]))
     wrong = [
-        f"{name} of step{'s' * (len(steps) > 1)} {_listed(steps)}"
+        f"{name} of step{'s' * (len(steps) > 1)} {_join(steps)}"
         for name, steps in (("training loss", train), ("held-out loss", held_out))
         if steps
     ]
@@ -109,14 +109,14 @@ def _losses_finite(seen: Evidence) -> Judgement:
     return OK, f"{len(curves.train):,} of training, {len(curves.validation):,} held-out"
 
 
-def _loss_falling(seen: Evidence) -> Judgement:
+def _check_trend(seen: Evidence) -> Judgement:
     """Check that the loss falls over all launches of the run.
 
     Of at least two held-out losses the last must be below the first; this alone decides as long as the
     training loss does not rise. Without held-out losses the training loss must fall.
     """
-    _, losses = finite_points(seen.curves.steps, seen.curves.losses)
-    _, held_out = finite_points(seen.curves.validation.steps, seen.curves.validation.columns[0])
+    _, losses = keep_finite(seen.curves.steps, seen.curves.losses)
+    _, held_out = keep_finite(seen.curves.validation.steps, seen.curves.validation.columns[0])
     training, verdict = measure_trend(losses), UNKNOWN
     evidence = f"training: {len(losses)} steps, and at least {FEWEST_STEPS} are needed"
     if training is not None:
@@ -129,11 +129,11 @@ def _loss_falling(seen: Evidence) -> Judgement:
         verdict = OK if held_out[-1] < held_out[0] and not rises else FAILED
     if spikes := seen.curves.spikes:
         plural = "s" * (len(spikes) > 1)
-        evidence += f"; {len(spikes)} spike{plural}, at step{plural} {_listed(step for step, _ in spikes)}"
+        evidence += f"; {len(spikes)} spike{plural}, at step{plural} {_join(step for step, _ in spikes)}"
     return verdict, evidence
 
 
-def _no_step_missing(seen: Evidence) -> Judgement:
+def _check_steps(seen: Evidence) -> Judgement:
     """Check that no step is missing, not even between one launch and the next."""
     steps = seen.curves.steps
     if not seen.records_each_step:
@@ -148,11 +148,11 @@ def _no_step_missing(seen: Evidence) -> Judgement:
     if not gaps and seen.step is not None and seen.step > steps[-1]:
         gaps = [(steps[-1] + 1, seen.step)]
     if gaps:
-        return FAILED, f"no record of {_listed(map(_span, gaps))}"
+        return FAILED, f"no record of {_join(map(_span, gaps))}"
     return OK, _span((before + 1, steps[-1]))
 
 
-def _no_error(seen: Evidence) -> Judgement:
+def _check_errors(seen: Evidence) -> Judgement:
     """Check that no rank reported an error, nor a library or Slurm."""
     if seen.errors is None:
         return UNKNOWN, "the job has no log"
@@ -162,20 +162,20 @@ def _no_error(seen: Evidence) -> Judgement:
     return OK, f"none in the logs of {_ranks(seen.ranks)}"
 
 
-def _every_rank_ended(seen: Evidence) -> Judgement:
+def _check_ranks(seen: Evidence) -> Judgement:
     """Check that every rank recorded its end."""
     if seen.ended_ranks is None:
         return NOT_APPLICABLE, "this trainer's ranks do not record their ends"
     missing = sorted(set(range(seen.ranks)) - seen.ended_ranks)
     if not missing:
         return OK, f"records of {_ranks(seen.ranks)}"
-    ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {_listed(missing)} of {seen.ranks}"
+    ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {_join(missing)} of {seen.ranks}"
     if not seen.ended_ranks:
         ranks = f"any of {_ranks(seen.ranks)}"
-    return _failed_if_over(seen), f"no record of {ranks}"
+    return _judge_missing(seen), f"no record of {ranks}"
 
 
-def _last_step_saved(seen: Evidence) -> Judgement:
+def _check_checkpoint(seen: Evidence) -> Judgement:
     """Check that a complete checkpoint of the last step exists."""
     checkpoint = seen.saved
     if checkpoint is None:
@@ -187,50 +187,50 @@ def _last_step_saved(seen: Evidence) -> Judgement:
     if checkpoint.step is not None:
         newest = f"the newest complete checkpoint is of step {checkpoint.step},"
     wrong = f"; {checkpoint.wrong}" if checkpoint.wrong else ""
-    verdict = UNKNOWN if target is None else _failed_if_over(seen)
+    verdict = UNKNOWN if target is None else _judge_missing(seen)
     return verdict, f"{newest} in {checkpoint.directory}{wrong}"
 
 
-def _outputs_exist(seen: Evidence) -> Judgement:
+def _check_outputs(seen: Evidence) -> Judgement:
     """Check that the output files exist and are not empty."""
     if seen.outputs is None:
         return UNKNOWN, "the configuration does not name the output files"
     if not seen.outputs:
         return NOT_APPLICABLE, "the merge that follows writes the files"
     if seen.missing_outputs:
-        return _failed_if_over(seen), f"missing or empty: {_listed(seen.missing_outputs)}"
-    return OK, _listed(seen.outputs)
+        return _judge_missing(seen), f"missing or empty: {_join(seen.missing_outputs)}"
+    return OK, _join(seen.outputs)
 
 
 _CHECKS: dict[str, Callable[[Evidence], Judgement]] = {
-    "ended well": _ended_well,
-    "outputs exist": _outputs_exist,
-    "last step": _last_step,
-    "losses finite": _losses_finite,
-    "loss falling": _loss_falling,
-    "no step missing": _no_step_missing,
-    "no error of a rank": _no_error,
-    "every rank ended": _every_rank_ended,
-    "last step saved": _last_step_saved,
+    "ended well": _check_end,
+    "outputs exist": _check_outputs,
+    "last step": _check_last_step,
+    "losses finite": _check_losses,
+    "loss falling": _check_trend,
+    "no step missing": _check_steps,
+    "no error of a rank": _check_errors,
+    "every rank ended": _check_ranks,
+    "last step saved": _check_checkpoint,
 }
 _WRITING = ("ended well", "outputs exist", "no error of a rank")
 _BY_STAGE = {
     "training": tuple(name for name in _CHECKS if name != "outputs exist"),
-    "command": ("ended well", "no error of a rank"),  # what a command writes is the site's
+    "command": ("ended well", "no error of a rank"),  # a command's output is unknown
 }
 _SMOKE = ("ended well", "last step", "losses finite", "no error of a rank")
 
 
-def _failed_if_over(seen: Evidence) -> RunVerdict:
+def _judge_missing(seen: Evidence) -> RunVerdict:
     """Return the verdict about something missing: failed if the job is over, else unknown."""
     return FAILED if seen.is_over else UNKNOWN
 
 
-def _not_finite(steps: Iterable[int], losses: Iterable[float]) -> Iterator[int]:
+def _find_nonfinite(steps: Iterable[int], losses: Iterable[float]) -> Iterator[int]:
     return (step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss))
 
 
-def _listed(items: Iterable[object]) -> str:
+def _join(items: Iterable[object]) -> str:
     rest = iter(items)
     words = [str(item) for item in itertools.islice(rest, _SHOWN)]
     left = sum(1 for _ in rest)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import escape
 from launcher.monitor.polling import Snapshot, StatusPoller
-from launcher.monitor.run_status import StatusRow, as_table, state_words
+from launcher.monitor.run_status import StatusRow, make_table, state_words
 from launcher.ui import tables
 from launcher.ui.tables import colour, print_table, reasons, rich_table
 from launcher.ui.terminal import open_console
@@ -33,7 +33,7 @@ def watch(
     """Show the status of the runs until they have ended: redrawn on a terminal, else as lines."""
     if lines_of_json:
         return watch_in_lines(poller, lambda row: json.dumps(row.to_json()))
-    return watch_on_screen(poller, interval) if sys.stdout.isatty() else watch_in_lines(poller, as_line)
+    return watch_on_screen(poller, interval) if sys.stdout.isatty() else watch_in_lines(poller, format_line)
 
 
 def watch_in_lines(poller: StatusPoller[StatusRow], write: Callable[[StatusRow], str]) -> Snapshot[StatusRow]:
@@ -52,7 +52,7 @@ def watch_in_lines(poller: StatusPoller[StatusRow], write: Callable[[StatusRow],
             time.sleep(_REDRAW_SECONDS)
 
 
-def as_line(row: StatusRow) -> str:
+def format_line(row: StatusRow) -> str:
     """Return a change as a line for people."""
     progress = row.progress
     parts = [time.strftime("%H:%M:%S"), row.run, *state_words(row.launch, row)]
@@ -78,7 +78,7 @@ def watch_on_screen(poller: StatusPoller[StatusRow], interval: float) -> Snapsho
                 time.sleep(_REDRAW_SECONDS)
                 snapshot = poller.snapshot()
     finally:
-        print_table(*as_table(snapshot.rows), snapshot.states)
+        print_table(*make_table(snapshot.rows), snapshot.states)
     return snapshot
 
 
@@ -100,7 +100,7 @@ def draw(snapshot: Snapshot[StatusRow], console: Console, interval: float) -> Gr
     # Those that fit, in the order of all.
     kept = {id(row) for row in (live_first if len(live_first) <= room else live_first[: room - 1])}
     rows = [row for row in snapshot.rows if id(row) in kept]
-    table = rich_table(*as_table(rows), [row.state for row in rows], console.width)
+    table = rich_table(*make_table(rows), [row.state for row in rows], console.width)
     hidden = len(snapshot.rows) - len(rows)
     parts = [Text(f"  and {hidden} more", "dim")] if hidden else []
     foot = Text(f"every {interval:g} s; Ctrl-C stops watching, not the jobs", "dim")

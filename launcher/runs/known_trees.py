@@ -1,7 +1,7 @@
 """The directories with runs (trees) that this user has seen: a cache for look-ups by name or by a job's id.
 
 Nothing that happens to the cache is an error: it may be deleted, broken, or on a full disk. It lies on this
-machine's own disk, in a directory that nobody else can write: ``$SLIPWAY_CACHE_DIR``, else
+machine's own disk, in a directory that only the user can write: ``$SLIPWAY_CACHE_DIR``, else
 ``/var/tmp/slipway-<uid>``. The home is often on the network, and slow.
 """
 

@@ -33,7 +33,7 @@ SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"[^/\0]+")
 _SUBMITTED = re.compile(r"^Submitted batch job (\S+)$", re.MULTILINE)
-# The launches whose damaged manifests were logged.
+# Launches with damaged manifests that were logged.
 _logged: set[Path] = set()
 # The longest name of a file, without the prefix and suffix of a log.
 _LONGEST_NAME = 240
@@ -56,14 +56,14 @@ _TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool, "list": list, "
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The record of one launch: the truth about it, beside the run.
+    """The record of one launch: the truth about it, in the run's directory.
 
     `job_id` is ``None`` until the scheduler answers; `error` holds the scheduler's words when it refused, and
     `unanswered` why it is not known if it accepted the job. `launcher_pid` is the process on `host` that
     submits. `packages` are the versions of what composed and rendered; `git_diff` names the file of this
     launch with the uncommitted changes, and `config_git` describes the checkout of the user's own tree
     (`directory`, `commit`, `dirty`, `diff`). `image_digest` is that in the image's name, or of the record
-    beside its file; else the job computes that of the file. For a point of a sweep, `sweep` is the sweep's
+    of its file; else the job computes the digest. For a point of a sweep, `sweep` is the sweep's
     name and `array_task` its number in the job array whose script has `array_tag`; its `job_id` is that of
     the task, ``17_2``. `links` is the largest number of jobs of its chain, which submit each other if
     `from_job` is set, and otherwise were submitted with it; `after` is the dependency of a stage, such as
@@ -73,7 +73,7 @@ class Manifest:
     `data` is the identity of the files that the training reads, as far as the launching machine sees them
     (`launcher.checks.gathering.data`). `differs` has the keys by which it is another training than that of an
     earlier launch of the run: ``{"launch": 1, "changes": [{"key": ..., "old": ..., "new": ...}]}``. `granted`
-    is what Slurm gave the job in place of what was asked for: ``{"nodes": {"asked": ..., "granted": ...}}``.
+    maps what Slurm changed in the request: ``{"nodes": {"asked": ..., "granted": ...}}``.
     """
 
     run: str
@@ -132,23 +132,23 @@ class Manifest:
 
     @property
     def granted_text(self) -> str | None:
-        """Return what Slurm gave the job in place of what was asked for; None if nothing is known."""
+        """Return the changes that Slurm made to the request; None if none are known."""
         pairs = ((name, each.get("granted"), each.get("asked")) for name, each in self.granted.items())
         return ", ".join(f"{name} {got} ({asked} asked for)" for name, got, asked in pairs) or None
 
-    def submitted_as(self, job_id: str) -> Manifest:
+    def set_job(self, job_id: str) -> Manifest:
         """Return the manifest with its job; for a point of a sweep with its task of that array."""
-        return replace(self, job_id=self.id_in(job_id), unanswered=None)
+        return replace(self, job_id=self.find_id(job_id), unanswered=None)
 
-    def id_in(self, job_id: str) -> str:
+    def find_id(self, job_id: str) -> str:
         """Return the id of this launch in the job, or array, that it became."""
         return job_id if self.array_task is None else f"{job_id}_{self.array_task}"
 
-    def refused(self, error: str) -> Manifest:
+    def set_error(self, error: str) -> Manifest:
         return replace(self, error=error, unanswered=None)
 
-    def as_unconfirmed(self, why: str) -> Manifest:
-        """Return the manifest of a launch of which nobody knows if it became a job."""
+    def set_unanswered(self, why: str) -> Manifest:
+        """Return the manifest of a launch that may or may not have become a job."""
         return replace(self, unanswered=why)
 
     def to_json(self) -> str:
@@ -179,7 +179,7 @@ def read_manifest(launch_dir: Path) -> Manifest:
 
 
 def find_manifest(launch_dir: Path) -> Manifest:
-    """Read a launch's manifest; where it is damaged, return what the other files tell of its job."""
+    """Read a launch's manifest; if it is damaged, rebuild it from the other files."""
     try:
         return read_manifest(launch_dir)
     except UserError as error:
@@ -188,7 +188,7 @@ def find_manifest(launch_dir: Path) -> Manifest:
             raise
         if launch_dir not in _logged:
             _logged.add(launch_dir)
-            logger.warning("%s; its other files tell of job %s", error.message, manifest.job_id)
+            logger.warning("%s; according to its other files, it is job %s", error.message, manifest.job_id)
         return manifest
 
 
@@ -237,14 +237,14 @@ def _check(manifest: Manifest) -> None:
     if not all(isinstance(word, str) for word in words):
         raise ValueError("its command, overrides and choices are not all texts")
     if not all(isinstance(change, dict) for change in manifest.granted.values()):
-        raise ValueError("what was granted to it are no objects")
+        raise ValueError("its granted resources are not all objects")
     if not all(isinstance(node, dict) for node in manifest.excluded):
         raise ValueError("its excluded nodes are no objects")
     names = (manifest.run, manifest.job_name)  # half of a character, which JSON can hold, is a ValueError
     if b"\0" in os.fsencode(manifest.tag):
         raise ValueError(f"tag is {shortened(repr(manifest.tag))}")
     if not all(_NAME.fullmatch(name) and len(os.fsencode(name)) <= _LONGEST_NAME for name in names):
-        raise ValueError("its names are none of files")
+        raise ValueError("its names are not file names")
     if manifest.job_id is not None and not is_job_id(manifest.job_id):
         raise ValueError(f"job_id is {shortened(repr(manifest.job_id))}, which is no id of a job")
     created = datetime.fromisoformat(manifest.created)
@@ -252,7 +252,7 @@ def _check(manifest: Manifest) -> None:
         raise ValueError(f"created is {manifest.created!r}, which is no time with a time zone")
 
 
-def newest_submitted(run_dir: Path) -> int | None:
+def find_newest_submitted(run_dir: Path) -> int | None:
     """Return the number of a run's newest launch that is known to be a job."""
     for number in reversed(launch_numbers(run_dir)):
         with contextlib.suppress(UserError):  # a broken launch hides no other
@@ -267,7 +267,7 @@ _YAML_DEPTH = 64
 # The escape of a path that is not UTF-8: libyaml does not read it, and the parser in Python is slow.
 _ODD_ESCAPE = re.compile(r"\\uD[89A-F]", re.IGNORECASE)
 _SLOW_YAML_LIMIT = 1 << 17
-# What a manifest may grow by when its job is known.
+# A manifest may grow by this when its job is known.
 _ROOM = 1 << 16
 
 

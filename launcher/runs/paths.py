@@ -8,7 +8,7 @@ A run directory, with the names that users of the NeMo Megatron launcher know (l
     ├── checkpoints/            shared by all launches of the run
     ├── evaluations/            step-N.json: the results of its checkpoints
     └── launches/1/, 2/, ...    what each launch was and wrote; never overwritten
-        └── submitted/          the script once more for each job, under a name that tells whose job it is
+        └── submitted/          the script once more for each job, under a name that contains its tag
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TASK_SCRIPT = "task.sh"
 ROOT_CONFIG = "root_config.yaml"
 TEMPLATES = "templates"
 CODE = "code"
-# The package of the trainer and of data preparation, of which a launch has its own copy. It lies beside the
+# The package of the trainer and of data preparation, which each launch copies. It lies next to the
 # launcher, in a checkout and in an installation.
 PACKAGE = Path(__file__).resolve().parents[2] / "slipway"
 RESULTS = "results"
@@ -125,14 +125,14 @@ class LaunchPaths:
 def submitted_name(script: Path, tag: str, link: int = 1) -> Path:
     """Return the name under which a script is submitted, a link to it.
 
-    Of a job's script every version of Slurm tells the path, and since 23.02 nothing else without accounting:
-    the path therefore holds the launch's tag and the link of the chain.
+    Every version of Slurm shows the path of a job's script, and since 23.02 nothing else without
+    accounting: the path therefore holds the launch's tag and the link of the chain.
     """
     return script.parent / SUBMITTED / f"{tag}.{link}{SCRIPT_SUFFIX}"
 
 
 def submitted_tag(script: Path) -> str | None:
-    """Return the tag of the launch that a script was submitted by, if its name tells that."""
+    """Return the tag of the launch that submitted a script, if its name has one."""
     match = _SUBMITTED_NAME.fullmatch(script.name) if script.parent.name == SUBMITTED else None
     return match[1] if match else None
 
@@ -176,7 +176,7 @@ def launch_numbers(run_dir: Path) -> list[int]:
 
 
 def next_launch_number(run_dir: Path) -> int:
-    """Return the number of a run's next launch; raise UserError if there is none left."""
+    """Return the number of a run's next launch; raise UserError if all are used."""
     number = max(launch_numbers(run_dir), default=0)
     if number >= LARGEST_LAUNCH:
         raise UserError(

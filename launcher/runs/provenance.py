@@ -24,7 +24,7 @@ CONFIG_GIT_DIFF = "config_git.diff"
 _PACKAGES = ("hydra-core", "omegaconf", "jinja2", "pydantic", "submitit")
 
 
-def now() -> str:
+def format_now() -> str:
     """Return the time in UTC, to the second, as ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
@@ -35,7 +35,6 @@ def new_tag() -> str:
 
 
 def user() -> str:
-    """Return the name of the user."""
     try:
         # Not getpass: LOGNAME may be anything, and the scheduler uses the user id.
         return pwd.getpwuid(os.getuid()).pw_name
@@ -59,7 +58,7 @@ class Origin:
 def gather(code: Path, config_dirs: Sequence[Path], image: str | None) -> Origin:
     """Collect the origin of a launch; leave out what cannot be read.
 
-    Of `config_dirs` the first is recorded that is in a checkout of its own.
+    Of `config_dirs` the first in its own checkout is recorded.
     """
     ours = checkout_of(code)
     others = filter(None, map(checkout_of, config_dirs))
@@ -79,10 +78,10 @@ def gather(code: Path, config_dirs: Sequence[Path], image: str | None) -> Origin
             "dirty": theirs.dirty,
             "diff": CONFIG_GIT_DIFF if CONFIG_GIT_DIFF in files else None,
         }
-    return of_image(Origin(fields, files), image)
+    return replace_image(Origin(fields, files), image)
 
 
-def of_image(origin: Origin, image: str | None) -> Origin:
+def replace_image(origin: Origin, image: str | None) -> Origin:
     """Return the origin with another image, and the digest in its name; the job computes that of a file."""
     match = re.search(r"@(sha256:[0-9a-f]{64})$", image or "")
     digest = match[1] if match else None
@@ -106,7 +105,7 @@ _GIT_SECONDS = 30.0  # the time limit of one git command
 _LARGEST_DIFF = 8 << 20
 _MOST_UNTRACKED = 1000
 
-# A diff for `git apply`, whatever the user's settings of git.
+# A diff for `git apply`, independent of the user's git settings.
 _PLAIN = ["--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/"]
 # In programs `name = value` may be anything, and a secret is a quoted string; elsewhere it is a setting.
 _PROGRAMS = (
@@ -124,7 +123,7 @@ _HEADINGS = ("diff --git ", "@@ ", "GIT binary patch")
 class Checkout:
     """The present state of a git checkout.
 
-    `dirty` is True if tracked files were changed since the commit, ``None`` if git could not tell. `diff` has
+    `dirty` is True if tracked files were changed since the commit, ``None`` if git did not answer. `diff` has
     the changes for `git apply`, after the names of untracked files; it is ``None`` without changes.
     """
 
@@ -135,7 +134,7 @@ class Checkout:
 
 
 def checkout_of(directory: Path) -> Checkout | None:
-    """Return the checkout that has `directory` among its files; ``None`` if there is none."""
+    """Return the checkout that has `directory` among its files, or ``None``."""
     if _git(directory, "ls-files", "--error-unmatch", ".") is None:
         return None
     lines = (_git(directory, "rev-parse", "--show-toplevel", "HEAD") or "").splitlines()
@@ -156,9 +155,9 @@ def _diff(top: Path, commit: str, untracked: list[str], dirty: bool) -> str:
     lines = [f"# {escape(str(top))}, as it differed from commit {commit}"]
     text = _bounded_diff(top) if dirty else ""
     if text is None:
-        lines.append(f"# the changes are not here: git could not tell them within {_GIT_SECONDS:.0f} s and")
+        lines.append(f"# the changes are missing: git did not print them within {_GIT_SECONDS:.0f} s and")
         lines.append(f"# {_LARGEST_DIFF >> 20} MiB")
-    shown = _without_secrets(text or "")
+    shown = _mask_secrets(text or "")
     if shown != (text or ""):
         lines.append(
             "# the values of secrets are masked; git does not apply a hunk with one of them as it was"
@@ -187,7 +186,7 @@ def _bounded_diff(top: Path) -> str | None:
     return None
 
 
-def _without_secrets(diff: str) -> str:
+def _mask_secrets(diff: str) -> str:
     """Return a diff with secrets masked; each line stays a line."""
     known = collect_known_values()
     masked, program, binary, in_key = [], False, False, False

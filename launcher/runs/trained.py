@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest, read_yaml
 from launcher.runs.paths import LAUNCHES, LaunchPaths, launch_numbers
-from slipway.common.files import read_json, whole
+from slipway.common.files import read_int, read_json
 from slipway.common.node.checkpoints import MARKER
 
 TRAINING = "training"
@@ -40,7 +40,7 @@ class TrainingLaunch:
 
 
 def node(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the keys of a node of a stored configuration, in which anything may stand."""
+    """Return a node of a stored configuration, which may hold any value."""
     value = config.get(name)
     return value if isinstance(value, Mapping) else {}
 
@@ -54,7 +54,7 @@ def checkpoints_of(config: Mapping[str, Any], paths: LaunchPaths) -> Path:
 
 
 class MarkedCheckpoint(NamedTuple):
-    """A checkpoint of our trainer's that has a marker: the time of the marker, and what it says."""
+    """A marked checkpoint of our trainer: the marker's time and content."""
 
     serial: int
     step: int
@@ -75,24 +75,24 @@ class MarkedCheckpoint(NamedTuple):
         return None
 
 
-def marked_checkpoint(path: Path) -> MarkedCheckpoint | None:
-    """Return the checkpoint of a directory; None without a marker, which an unfinished one lacks."""
+def read_marked_checkpoint(path: Path) -> MarkedCheckpoint | None:
+    """Return the checkpoint of a directory; None without the marker of a finished one."""
     with suppress(OSError, ValueError):
         content = read_json(path / MARKER, _LARGEST_MARKER)
-        if (step := whole(content.get("step"), 0)) is not None:
-            serial, time = whole(content.get("serial"), 0) or 0, (path / MARKER).stat().st_mtime
+        if (step := read_int(content.get("step"), 0)) is not None:
+            serial, time = read_int(content.get("serial"), 0) or 0, (path / MARKER).stat().st_mtime
             return MarkedCheckpoint(serial, step, time, path, content)
     return None
 
 
-def marked_checkpoints(directory: Path) -> list[MarkedCheckpoint]:
+def find_marked_checkpoints(directory: Path) -> list[MarkedCheckpoint]:
     """Return the checkpoints of our trainer that have a marker, the newest last."""
     visible = [path for path in directory.iterdir() if not (path.is_symlink() or path.name.startswith("."))]
-    return sorted(filter(None, map(marked_checkpoint, visible)), key=lambda saved: saved[:3])
+    return sorted(filter(None, map(read_marked_checkpoint, visible)), key=lambda saved: saved[:3])
 
 
 def newest_training(path: Path) -> TrainingLaunch | None:
-    """Return the training of the run that a directory is, or lies in; None if there is none."""
+    """Return the newest training of the run that is, or contains, a directory; None without one."""
     path = path.absolute()
     above = (path, *path.parents[:_LEVELS])
     run_dir = next((directory for directory in above if (directory / LAUNCHES).is_dir()), path)

@@ -1,7 +1,7 @@
-"""Trust in files of runs: what they name is used only if nobody else could have written them.
+"""Trust in files of runs: the paths in them are used only if no other user could have written them.
 
 Anybody may have written a manifest, and Slurm's commands load plugins from the directory that their
-configuration names. A manifest's configuration is therefore used only if nobody but the caller, root and
+configuration names. A manifest's configuration is therefore used only if no user but the caller, root and
 Slurm's own user could have written the manifest or the configuration, or can replace either. The same holds
 for all of a run that names programs, libraries or clusters, or is one.
 """
@@ -48,7 +48,7 @@ def usable_slurm_conf(manifest: Path, slurm_conf: str | None) -> str | None:
 
 
 def is_own(path: Path) -> bool:
-    """Return True if a file is the caller's own, whatever it says of itself."""
+    """Return True if the caller owns a file."""
     try:
         return path.lstat().st_uid == os.geteuid()
     except OSError:
@@ -56,7 +56,7 @@ def is_own(path: Path) -> bool:
 
 
 def why_untrusted(path: Path, *, may_be_missing: bool = False) -> str | None:
-    """Return who else could have written or could replace a file; ``None`` if nobody could.
+    """Return who else could have written or could replace a file, else ``None``.
 
     Every directory and every link on the way to the file is checked. In a directory with the sticky bit, such
     as ``/tmp``, others can create files, but not replace those of somebody else.
@@ -124,7 +124,7 @@ def _is_own_group(path: str, group: int) -> bool:
 
 @functools.cache
 def _slurm_users(slurm_conf: str | None) -> frozenset[int]:
-    """Return the user that the caller's Slurm runs as; ``slurm`` if its configuration does not tell."""
+    """Return the user that the caller's Slurm runs as; ``slurm`` if its configuration does not name it."""
     names: list[str] = []
     for path in (slurm_conf, *_SITE_CONFIGURATIONS):
         if path and not names:

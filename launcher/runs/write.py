@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.errors import explain_os_error, file_mode
-from launcher.runs.manifest import newest_submitted, require_readable
+from launcher.runs.manifest import find_newest_submitted, require_readable
 from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths, next_launch_number
 from slipway.common.files import sync_path, write_atomic
 
 
 def umask() -> int:
-    """Return the permissions that the user gives to nobody; reading them needs setting them."""
+    """Return the user's umask; reading it requires setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -82,7 +82,7 @@ def reserve_number(run_dir: Path, key: str) -> int:
             # Ever higher: over NFS the name of a directory may be taken before a listing shows it.
             number = max(number + 1, next_launch_number(run_dir))
             try:
-                _partial(run_dir, number).mkdir(parents=True)
+                _partial_dir(run_dir, number).mkdir(parents=True)
             except FileExistsError:
                 continue
             if not (launches / str(number)).exists():
@@ -95,10 +95,10 @@ def reserve_number(run_dir: Path, key: str) -> int:
 def release_number(run_dir: Path, number: int) -> None:
     """Give back a reserved number for which nothing was written."""
     with contextlib.suppress(OSError):
-        _partial(run_dir, number).rmdir()
+        _partial_dir(run_dir, number).rmdir()
 
 
-def _partial(run_dir: Path, number: int) -> Path:
+def _partial_dir(run_dir: Path, number: int) -> Path:
     return run_dir / LAUNCHES / f"{_TEMPORARY}{number}"
 
 
@@ -108,7 +108,7 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Pa
     `files` are contents by their paths, each below ``paths.directory``. The Python package `code` is
     copied, so that the job runs it as it is now. Raise UserError if something cannot be written.
     """
-    temporary = _partial(paths.run_dir, paths.number)
+    temporary = _partial_dir(paths.run_dir, paths.number)
     try:
         for path, content in files.items():
             mode = 0o777 if path.suffix == ".sh" else 0o666
@@ -140,7 +140,7 @@ def discard_launch(paths: LaunchPaths, directories: Iterable[Path]) -> None:
     remove_empty([*directories, paths.run_dir / LAUNCHES, paths.run_dir])
 
 
-def missing_directories(path: Path) -> list[Path]:
+def list_missing_directories(path: Path) -> list[Path]:
     """Return the missing ones of a directory and its parents, the innermost first."""
     return [directory for directory in (path, *path.parents) if not file_mode(directory)]
 
@@ -156,18 +156,18 @@ def link_newest(paths: LaunchPaths, names: Iterable[str], logs: Iterable[Path]) 
     """Point the familiar names at the top of the run directory to the newest launch that became a job.
 
     They go through one link, ``newest``, so that they never show files of different launches. The links to
-    the logs of this launch, whose names are unique, stay.
+    the logs of this launch have unique names and stay.
     """
     for log in logs:
         link_atomic(paths.run_dir / log.name, log)
     for name in names:
         link_atomic(paths.run_dir / name, paths.run_dir / NEWEST / name)
     # Without a lock: every process that sets the link checks again afterwards, so the last one is right.
-    number, newest = None, newest_submitted(paths.run_dir)
+    number, newest = None, find_newest_submitted(paths.run_dir)
     while newest != number:
         number = newest
         link_atomic(paths.run_dir / NEWEST, paths.run_dir / LAUNCHES / str(number))
-        newest = newest_submitted(paths.run_dir)
+        newest = find_newest_submitted(paths.run_dir)
 
 
 def make_directories(directories: Iterable[Path], key: str) -> None:

@@ -51,7 +51,7 @@ ProctrackType=proctrack/linuxproc
 GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-# Nodes have what this file says, whatever slurmd finds on the machine.
+# This file, and not the machine, defines the resources of nodes.
 SlurmdParameters=config_overrides
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0{requeue}
@@ -153,13 +153,13 @@ def slurm_conf(options: SandboxOptions, ports: Ports, version: tuple[int, int], 
         offer=offer,
     )
     if options.cloud_nodes:
-        # From 23.02 sinfo shows nodes that are powered down without being told.
+        # From 23.02 sinfo shows nodes that are powered down by default.
         private = "PrivateData=cloud\n" if version < (23, 2) else ""
         text += _CLOUD.format(cloud=cloud_names(options.cloud_nodes), offer=offer, private=private)
     return text
 
 
-def first_job_id(now: float) -> int:
+def choose_first_job_id(now: float) -> int:
     """Return a job number for a boot at `now` (Unix seconds), larger by 61 with every quarter of a second.
 
     Sandboxes that boot within seconds then seldom have jobs of one number, which would meet at one port.
@@ -168,7 +168,6 @@ def first_job_id(now: float) -> int:
 
 
 def slurmdbd_conf(paths: SandboxPaths, ports: Ports) -> str:
-    """Return the text of slurmdbd.conf."""
     return _SLURMDBD_CONF.format(controller=CONTROLLER, paths=paths, ports=ports, database=DATABASE)
 
 
@@ -194,7 +193,7 @@ def plugstack_conf(options: SandboxOptions) -> str:
 
 
 def enroot_conf(paths: SandboxPaths, machine: str) -> str:
-    """Return the enroot.conf of the nodes: folders of their own, the rest as in the machine's own file.
+    """Return the enroot.conf of the nodes: own folders, the rest as in the machine's file.
 
     Pyxis keeps ENROOT_DATA_PATH and its like of a job's environment from Enroot, so that only this file can
     say it. Of two lines for a key Enroot takes the first; it calls a shell for the values.
@@ -216,7 +215,7 @@ def cgroup_conf(version: tuple[int, int]) -> str:
 
 
 def hosts(options: SandboxOptions, name: str, machine: Iterable[str]) -> str:
-    """Return the hosts file of the daemons: all nodes are this machine, beside the names it knows already.
+    """Return the hosts file of the daemons: all nodes are this machine, after the names it knows already.
 
     slurmctld of 24.11 connects to srun by the machine's own `name`, even where it does not resolve, or to an
     address that the machine does not have; srun listens on all addresses. Names that the sandbox has too are

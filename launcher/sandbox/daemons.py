@@ -47,7 +47,7 @@ class DaemonStarter:
         """Start a daemon that stays in the foreground, detached from the terminal; wait until it is ready.
 
         No daemon depends on the machine's name, nor on whether it resolves: each sees the name `host` and the
-        sandbox's hosts file. `mounts` are further files, and what the daemon sees them in place of.
+        sandbox's hosts file. `mounts` maps further files to the paths that they replace for the daemon.
         """
         self.reporter.step(f"starting {name}")
         paths = self.paths
@@ -58,7 +58,7 @@ class DaemonStarter:
         pid = os.posix_spawn(
             program("env"),
             ["env", "--chdir=/", *words],
-            # None of the user's variables: what a job sees of them comes with the submission.
+            # None of the user's variables: a job gets them with its submission.
             {
                 "PATH": search_path(),
                 "SLURM_CONF": str(paths.slurm_conf),
@@ -91,10 +91,10 @@ class DaemonStarter:
             time.sleep(0.01)
 
     def _failure(self, name: str, what: str) -> StartError:
-        return StartError(f"{name} {what}; {_end_of(self.paths.output(name))}")
+        return StartError(f"{name} {what}; {_quote_tail(self.paths.output(name))}")
 
 
-def _end_of(log: Path) -> str:
+def _quote_tail(log: Path) -> str:
     """Return the last lines of a log, indented, after a line that names it."""
     try:
         lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
@@ -132,14 +132,14 @@ def write_files(record: SandboxRecord) -> None:
     nodes = [paths.spool / name for name in options.node_names]
     for folder in (paths.etc, paths.logs, paths.run, paths.devices, paths.controller_state, *nodes):
         folder.mkdir(parents=True)
-    # munged insists on a folder that nobody else can write to.
+    # munged requires a folder that no other user can write to.
     paths.munge.mkdir(mode=0o755)
     _write_secret(paths.munge_key, os.urandom(1024))
     for index in range(options.gpus):
         # Slurm follows the link to a character device, which a container could not make without MKNOD. With
         # a regular file jobs run, but CUDA_VISIBLE_DEVICES is silently unset.
         (paths.devices / f"gpu{index}").symlink_to(os.devnull)
-    first_job_id = configuration.first_job_id(time.time())
+    first_job_id = configuration.choose_first_job_id(time.time())
     version = slurm_version()
     paths.slurm_conf.write_text(configuration.slurm_conf(options, record.ports, version, first_job_id))
     (paths.etc / "gres.conf").write_text(configuration.gres_conf(options))
@@ -219,7 +219,7 @@ def _install_database(starter: DaemonStarter) -> None:
     with output.open("wb") as log:
         outcome = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120)
     if outcome.returncode:
-        raise StartError(f"mariadb-install-db failed; {_end_of(output)}")
+        raise StartError(f"mariadb-install-db failed; {_quote_tail(output)}")
 
 
 def _start_controller(starter: DaemonStarter) -> None:
@@ -238,12 +238,12 @@ def _start_nodes(starter: DaemonStarter) -> None:
         starter.start(name, ["slurmd", "-D", "-f", str(conf)], host=name, mounts=enroot | own)
     starter.reporter.step("waiting for the nodes")
 
-    def all_idle() -> bool:
+    def are_nodes_idle() -> bool:
         # "idle*" is a node that has not answered yet.
         states = ask(conf, "sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%t") or []
         return states.count("idle") == options.nodes
 
-    starter.wait(options.node_names[-1], all_idle)
+    starter.wait(options.node_names[-1], are_nodes_idle)
     starter.reporter.done(f"idle nodes: {options.nodes}, fake GPUs on each: {options.gpus}")
 
 

@@ -1,4 +1,4 @@
-"""Bringing a sandbox up, and taking it down: its jobs, its daemons, whatever a job left behind, its files."""
+"""Bringing a sandbox up, and taking it down: its jobs, its daemons, processes that jobs left, its files."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def remove_files(paths: SandboxPaths) -> None:
             hint="unmount it first; removing the directory would remove the mounted files",
         )
     for entry in paths.directory.iterdir():
-        # The record goes last: without it, what is left would no longer be known as a sandbox.
+        # The record goes last: without it, the remains would not be recognized as a sandbox.
         if entry == paths.state_file:
             continue
         if entry.is_dir() and not entry.is_symlink():

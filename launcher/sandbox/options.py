@@ -191,7 +191,7 @@ class SandboxPaths:
         self.plugstack_conf = etc / "plugstack.conf"
         self.hosts = etc / "hosts"
         self.nsswitch = etc / "nsswitch.conf"
-        # A copy of the machine's /etc, for a machine whose /etc lacks a file that the daemons need.
+        # A copy of the machine's /etc, for a machine without a file in /etc that the daemons need.
         self.private_etc = directory / "private-etc"
         # Included by slurm.conf; the daemons see the second in place of the first.
         self.communication = etc / "communication.conf"

@@ -15,10 +15,10 @@ from launcher.errors import UserError
 from launcher.sandbox import configuration
 from launcher.sandbox.options import SandboxOptions, SandboxPaths
 
-# No program, but a package of its own: slurmdbd cannot speak to a database without it.
+# Not a program, but a package: slurmdbd cannot connect to a database without it.
 _MYSQL_PLUGIN = "accounting_storage_mysql.so"
 _DEBIAN_PLUGINS = "*/slurm-wlm"
-# Debian's packages, and the programs of each. `slurm-wlm` stands for the controller, the node daemon and the
+# Debian's packages, and the programs of each. `slurm-wlm` means the controller, the node daemon and the
 # clients together.
 _PROGRAMS = (
     ("slurm-wlm", "slurmctld slurmd sinfo squeue sbatch srun scancel"),
@@ -53,7 +53,7 @@ def check_root() -> None:
     """Raise UserError unless root runs this."""
     if os.geteuid() != 0:
         raise UserError(
-            "a real multi-node Slurm needs root: every node has a host name and a mount namespace of its own",
+            "a real multi-node Slurm needs root: every node has its own host name and mount namespace",
             hint=f"run it as root, for example with sudo; {_LOCAL}",
         )
 
@@ -74,7 +74,7 @@ def _require(packages: Iterable[tuple[str, str]], advice: str = "") -> None:
 
 
 def check_namespaces() -> None:
-    """Refuse a container whose root may not make namespaces and mounts, or not drop groups."""
+    """Refuse a container where root may not create namespaces and mounts, or drop groups."""
     # slurmctld and slurmdbd drop their supplementary groups, and end where they may not.
     trial = enter("n1", {_ETC: _ETC}, ["setpriv", "--clear-groups", "true"])
     try:
@@ -89,7 +89,7 @@ def check_namespaces() -> None:
 
 
 def find_program(name: str) -> str | None:
-    """Return the path of a program, also when the PATH lacks the folders of daemons."""
+    """Return the path of a program, also if PATH does not have the folders of daemons."""
     return shutil.which(name, path=search_path())
 
 
@@ -162,7 +162,7 @@ exec "$@"
 
 
 def enter(host: str, mounts: Mapping[Path, Path], command: Sequence[str]) -> list[str]:
-    """Return the command that runs another one in namespaces of its own."""
+    """Return the command that runs another one in new namespaces."""
     pairs = [str(path) for pair in mounts.items() for path in pair]
     return [
         *("unshare", "--uts", "--mount", "--propagation", "unchanged"),
@@ -174,7 +174,7 @@ def enter(host: str, mounts: Mapping[Path, Path], command: Sequence[str]) -> lis
 def write_name_files(options: SandboxOptions) -> None:
     """Write the hosts file and the nsswitch.conf of the daemons.
 
-    They are mounted over the machine's. If the machine lacks one, a copy of /etc with both is mounted over
+    They are mounted over the machine's. If one is missing there, a copy of /etc with both is mounted over
     /etc instead.
     """
     paths = SandboxPaths(options.directory)
@@ -182,10 +182,10 @@ def write_name_files(options: SandboxOptions) -> None:
     paths.nsswitch.write_text(configuration.nsswitch(_lines(_NSSWITCH)))
     if _HOSTS.is_file() and _NSSWITCH.is_file():
         return
-    # `cp`, for sockets and other special files; what is mounted below /etc is copied too.
+    # `cp`, for sockets and other special files; mounts below /etc are copied too.
     outcome = run("cp", "--archive", str(_ETC), str(paths.private_etc), seconds=600)
     if outcome.returncode:
-        raise UserError(f"cannot copy {_ETC}, which lacks a file: {outcome.stderr.strip()}")
+        raise UserError(f"cannot copy {_ETC}, where a file is missing: {outcome.stderr.strip()}")
     for source, machine in ((paths.hosts, _HOSTS), (paths.nsswitch, _NSSWITCH)):
         copy = paths.private_etc / machine.name
         # A dangling link would be written through.
@@ -233,7 +233,7 @@ _BUILD = (
 
 
 def find_plugin() -> Path:
-    """Return Pyxis' plugin, from beside Enroot or from where Slurm's plugins usually are."""
+    """Return Pyxis' plugin, from Enroot's folder or the usual folders of Slurm's plugins."""
     folders = list(_FOLDERS)
     if (enroot := find_program("enroot")) is not None:
         prefix = Path(enroot).resolve().parent.parent
@@ -272,7 +272,7 @@ def check_containers(plugin: Path) -> None:
 
 
 def site_configuration() -> Path:
-    """Return the enroot.conf that Enroot reads on this machine; raise UserError if there is none."""
+    """Return the enroot.conf that Enroot reads on this machine, or raise UserError."""
     # Enroot creates its folders at every call: below a scratch directory, and not in the user's home.
     with tempfile.TemporaryDirectory() as scratch:
         folders = {f"ENROOT_{name}_PATH": f"{scratch}/{name}" for name in ("CACHE", "DATA", "RUNTIME")}

@@ -114,7 +114,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that can be told from a later one with the same number.
+    """A process, distinguishable from a later one with the same number.
 
     `start_time` is in clock ticks since the machine was booted, as in ``/proc/<pid>/stat``.
     """
@@ -129,7 +129,7 @@ class Process:
         return _read(self.pid) == self
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to this very process, or to nobody."""
+        """Send a signal to this process if it is alive."""
         if self.is_alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -189,7 +189,7 @@ def ancestry(pid: int, processes: dict[int, Process]) -> Iterator[int]:
 
 
 def mount_namespace(pid: int) -> Path:
-    """Return the file that stands for the mount namespace of a process."""
+    """Return the file of a process's mount namespace."""
     return _PROC / str(pid) / "ns" / "mnt"
 
 
@@ -226,8 +226,8 @@ def _read(pid: int, ended: bool = False) -> Process | None:
 
 # --- Slurm's own commands, and the status
 
-# A user's own defaults (SQUEUE_FORMAT, SBATCH_PARTITION, ...) or the job that this runs in would change
-# what the commands do.
+# The user's own defaults (SQUEUE_FORMAT, SBATCH_PARTITION, ...) or the job that this runs in would change
+# the commands' behavior.
 _FOREIGN = ("SLURM", "SBATCH", "SALLOC", "SRUN", "SQUEUE", "SINFO", "SACCT", "SCANCEL", "SCONTROL", "PMI")
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from random import random
 
 from launcher.errors import NOT_KNOWN, UserError, escape, shortened
-from slipway.common.backoff import doubled_wait
+from slipway.common.backoff import double_wait
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class Retry:
                 self._silent.pop(key, None)
                 return answer
             passed = self.clock() - start
-            wait = doubled_wait(tries - 1, self.first_pause) * (1 + self.jitter())
+            wait = double_wait(tries - 1, self.first_pause) * (1 + self.jitter())
             if not again or passed + wait > self.last_start:
                 break
             logger.warning("%s does not answer %s (%s); asking again", who, command[0], why)

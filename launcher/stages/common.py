@@ -21,7 +21,7 @@ from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
 from launcher.stages.names_and_paths import check_variables, is_program, require_program
 from launcher.stages.stage import StageRun
-from slipway.arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
+from slipway.arithmetic.gpus import GPUS, Gpu, MissingFigures, add_site, find_gpus, gres_type, normalize
 
 # GPUs that are not in the table, with names as near as a slip: an A10, of 24 GB of GDDR6, is no A100
 # (https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/, read in November 2026).
@@ -146,7 +146,7 @@ def _gpu_types(cluster: ClusterConfig) -> dict[str, Gpu]:
     """Return the GPUs that the site adds to the table, or changes."""
     rows = {name: row.model_dump(exclude_none=True) for name, row in cluster.gpu_types.items()}
     try:
-        return with_site(rows)
+        return add_site(rows)
     except MissingFigures as error:
         key = f"cluster.gpu_types.{error.name}"
         near = _find_misspelt(error.name, GPUS)
@@ -157,14 +157,14 @@ def _gpu_types(cluster: ClusterConfig) -> dict[str, Gpu]:
 
 
 def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
-    meant = named(name, table)
+    meant = find_gpus(name, table)
     if len(meant) == 1:
         return meant[0].name
     if meant:
         names = [gpu.name for gpu in meant]
         what, hint = " or ".join(names), " or ".join(f"cluster.gpu={gpu_name}" for gpu_name in names)
     else:
-        short = {gpu.generation for gpu in table.values() if named(gpu.generation, table)}
+        short = {gpu.generation for gpu in table.values() if find_gpus(gpu.generation, table)}
         what, near = "not a GPU that is known here", _find_misspelt(name, [*table, *sorted(short)])
         valid = f"valid: {', '.join(table)}\n{_suggest_row(name)}"
         hint = f"did you mean {near[0]}?\n{valid}" if near else valid
@@ -193,15 +193,15 @@ def _find_misspelt(name: str, valid: Iterable[str]) -> list[str]:
 
 def _parts(name: str) -> tuple[str, str]:
     """Return the letters and the digits at the start of a GPU's name: ``h``, ``100``."""
-    model = plain_name(name).partition(" ")[0]
+    model = normalize(name).partition(" ")[0]
     return re.sub(r"\d", "", model), re.sub(r"\D", "", model)
 
 
 def _requesting_key(cluster: ClusterConfig) -> str:
     """Return the key that requests GPUs, or ``none``; raise UserError if two keys contradict each other."""
     gpus = cluster.gpus_per_node
-    named = gpus_in_gres(cluster.gres or "")
-    if gpus is not None and named and sum(number for _, number in named) != gpus:
+    find_gpus = gpus_in_gres(cluster.gres or "")
+    if gpus is not None and find_gpus and sum(number for _, number in find_gpus) != gpus:
         raise setting_error(
             f"cluster.gres={cluster.gres!r} and cluster.gpus_per_node={gpus} contradict each other",
             hint="make them agree, or set one of them to null",

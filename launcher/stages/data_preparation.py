@@ -104,7 +104,7 @@ def _options(preparation: DataPreparationConfig) -> list[str]:
 def _node(run: StageRun, preparation: DataPreparationConfig) -> dict[str, Any]:
     """Return the node as the job reads it: its paths do not depend on the directory that it starts in."""
     inputs = [replace(entry, path=str(path)) if path else entry for entry, path in entries(preparation)]
-    return {**section(run), "inputs": [entry.written() for entry in inputs]}
+    return {**section(run), "inputs": [entry.to_config() for entry in inputs]}
 
 
 def entries(preparation: DataPreparationConfig) -> Iterator[tuple[Input, Path | None]]:

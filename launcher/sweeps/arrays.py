@@ -1,6 +1,6 @@
 """The job arrays of a sweep: planned, rendered and written, with a launch of each point.
 
-A sweep is one array, or as many as its points differ in what they ask Slurm for: an array is one request, so
+A sweep has one array for each distinct request to Slurm among its points: an array is one request, so
 only points with the same header can share it, and a site limits how many tasks it has.
 """
 
@@ -34,8 +34,8 @@ from launcher.runs.write import (
     copy_package,
     discard_launch,
     link_atomic,
+    list_missing_directories,
     make_directories,
-    missing_directories,
     release_number,
     remove_empty,
     reserve_number,
@@ -44,7 +44,7 @@ from launcher.runs.write import (
 from launcher.schedulers.base import NoAnswer, Submission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.secrecy import recorded
-from launcher.sweeps.points import Point, SweepDraft, SweepRequest, as_task
+from launcher.sweeps.points import Point, SweepDraft, SweepRequest, make_task
 from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, write_record
 from slipway.common.files import write_atomic
 from slipway.common.node.settings import NAME as SUPERVISOR_SETTINGS
@@ -93,7 +93,7 @@ def plan_arrays(sweep: SweepDraft, throttle: int | None, largest: int) -> list[A
         # With one name for all, `singleton` would let them run one after the other.
         job_name = paths.job_name.removesuffix(paths.run_name) + sweep.name
         job_name += f"-{number}" if number > 1 else ""
-        named = [as_task(point, job_name, point.plan.paths.number) for point in points]
+        named = [make_task(point, job_name, point.plan.paths.number) for point in points]
         arrays.append(Array(sweep.name, job_name, named, throttle))
     return arrays
 
@@ -112,7 +112,7 @@ def array_settings(array: Array, tag: str) -> SweepSettings:
     return SweepSettings(array.sweep, tag, array.script_name, points)
 
 
-def differing(arrays: Sequence[Array]) -> list[str]:
+def list_differences(arrays: Sequence[Array]) -> list[str]:
     """Return the flags of sbatch in which the arrays of a sweep differ, without their values."""
     headers = [set(_header(array.points[0])) for array in arrays]
     every, shared = set.union(*headers), set.intersection(*headers)
@@ -144,7 +144,7 @@ class WrittenArray:
     record: ArrayRecord
 
 
-def next_array(sweep_dir: Path) -> Path:
+def pick_array(sweep_dir: Path) -> Path:
     """Return the directory of a sweep's next array; raise OSError if the others cannot be listed."""
     directory = sweep_dir / ARRAYS
     entries = directory.iterdir() if directory.is_dir() else ()
@@ -189,7 +189,7 @@ def _write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: E
         sweep=sweep.name,
         tag=tag,
         script=array.script_name,
-        created=provenance.now(),
+        created=provenance.format_now(),
         user=provenance.user(),
         host=provenance.host(),
         slurm_conf=points[0].plan.slurm_conf,
@@ -213,7 +213,7 @@ def _write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: E
 def _reserve(sweep_dir: Path) -> Path:
     """Make a directory that no other launcher has."""
     (sweep_dir / ARRAYS).mkdir(parents=True, exist_ok=True)
-    directory = next_array(sweep_dir)
+    directory = pick_array(sweep_dir)
     while True:
         try:
             directory.mkdir()
@@ -233,26 +233,26 @@ def _write_point(
     """Write the launch of a point under the next number of its run."""
     run_dir = point.plan.paths.run_dir
     with ExitStack() as reservation:
-        undo.callback(remove_empty, missing_directories(run_dir / names.LAUNCHES))
+        undo.callback(remove_empty, list_missing_directories(run_dir / names.LAUNCHES))
         number = reserve_number(run_dir, KEY)
         reservation.callback(release_number, run_dir, number)
-        point = as_task(point, array.job_name, number)
+        point = make_task(point, array.job_name, number)
         draft, paths, directories = point.draft, point.plan.paths, point.plan.job.directories
         launch = Request(draft.composition.overrides, request.command, request.config_dirs)
         # The image of each is its own, where images are swept.
         image = draft.plan.job.container.image if draft.plan.job.container else None
-        own_origin = add_digest(provenance.of_image(origin, image), image)
+        own_origin = add_digest(provenance.replace_image(origin, image), image)
         manifest = replace(manifest_of(draft, launch, own_origin), **fields)
         files = files_of(draft, manifest, launch)
         del files[paths.supervisor]  # shared by all points
-        files[paths.directory / names.COMMAND_LOG] = _pasteable(point, request)
+        files[paths.directory / names.COMMAND_LOG] = _make_pasteable(point, request)
         write_launch(paths, files, None, KEY)
     undo.callback(discard_launch, paths, directories)
     make_directories(directories, KEY)
     return point, manifest
 
 
-def _pasteable(point: Point, request: SweepRequest) -> str:
+def _make_pasteable(point: Point, request: SweepRequest) -> str:
     trees = [("--config-dir", path) for path in request.config_dirs]
     trees += [("--template-dir", request.template_dir)] if request.template_dir is not None else []
     options = [word for name, path in trees for word in (name, str(path))]
@@ -286,7 +286,7 @@ class ReadySweep:
 
 
 def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
-    """Plan the arrays, check what they need of this machine, and show each to Slurm; write nothing yet."""
+    """Plan the arrays, check them on this machine, and show each to Slurm; write nothing yet."""
     scheduler = SlurmScheduler(sweep.points[0].plan.slurm_conf)
     warnings = describe_ignored(scheduler.ignored_environment())
     largest = scheduler.ask_largest_array()
@@ -294,7 +294,7 @@ def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
         raise UserError("this Slurm takes no job arrays: its MaxArraySize is 0")
     arrays = plan_arrays(sweep, request.throttle, largest)
     for array in arrays:
-        script = render_array(array, next_array(sweep.directory), "tag", request.template_dir)
+        script = render_array(array, pick_array(sweep.directory), "tag", request.template_dir)
         for point in array.points:
             _ = point.draft.texts  # a mistake in a template is refused before anything is written
         answer = validate(scheduler, script)
@@ -311,7 +311,7 @@ def launch_sweep(sweep: SweepDraft, ready: ReadySweep, request: SweepRequest) ->
     for point in sweep.again:
         reconcile_unconfirmed(point.plan.paths.run_dir)
     with sweep.points[0].draft.composition.annotated(), ExitStack() as undo:
-        undo.callback(remove_empty, missing_directories(sweep.directory))
+        undo.callback(remove_empty, list_missing_directories(sweep.directory))
         try:
             written = [_write_array(array, sweep, request, undo) for array in ready.arrays]
         except OSError as error:
@@ -346,7 +346,7 @@ def _submit(scheduler: SlurmScheduler, array: WrittenArray, after: str | None) -
         with contextlib.suppress(OSError):
             write_record(array.directory, replace(record, error=why))
             for point, manifest in zip(array.points, array.manifests, strict=True):
-                result = manifest.refused(why) if is_refused else manifest.as_unconfirmed(why)
+                result = manifest.set_error(why) if is_refused else manifest.set_unanswered(why)
                 write_manifest(point.plan.paths.directory, result)
         raise
 
@@ -362,7 +362,7 @@ def _record_jobs(arrays: Sequence[WrittenArray], job_ids: Sequence[str]) -> list
         for point, planned in zip(array.points, array.manifests, strict=True):
             paths = point.plan.paths
             try:
-                record_job(paths, planned.submitted_as(job_id))
+                record_job(paths, planned.set_job(job_id))
             except OSError as error:
                 failed.add(f"into {display_path(paths.directory)}: {error.strerror}")
     remember_trees({point.plan.paths.run_dir.parent for array in arrays for point in array.points})

@@ -81,7 +81,7 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
     sweep = BatchComposer(grid.shared, request.config_dirs)
     first = sweep.compose(grid_points[0].overrides)
     with first.annotated():
-        stage, name, directory = _place(first, request)
+        stage, name, directory = _locate_sweep(first, request)
     points = []
     for grid_point in grid_points:
         # Last, so that nothing of the command line decides otherwise.
@@ -102,7 +102,7 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
     return SweepDraft(name, directory, grid, points)
 
 
-def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, Path]:
+def _locate_sweep(composition: Composition, request: SweepRequest) -> tuple[str, str, Path]:
     """Return the stage of a sweep, its name, and its directory."""
     config = composition.config
     if len(config.stages) != 1:
@@ -110,7 +110,7 @@ def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, P
         raise setting_error(message, f"stages=[{config.stages[-1]}]")
     (stage,) = config.stages
     if stage == WORKSPACE:
-        raise setting_error(f"stages=[{stage}]: a shell to sit at, of which there are no points")
+        raise setting_error(f"stages=[{stage}]: an interactive shell cannot be swept")
     node = getattr(config, stage)
     name = f"{node.run.name}_sweep" if request.name is None else request.name
     if not _NAME.fullmatch(name):
@@ -143,7 +143,7 @@ def _require_one_job(config: RunConfig) -> None:
         raise setting_error(message, "--throttle N is what %N says there")
 
 
-def as_task(point: Point, job_name: str, number: int) -> Point:
+def make_task(point: Point, job_name: str, number: int) -> Point:
     """Return the point as a launch of this number, in a job of this name: all tasks of an array share one."""
     draft = point.draft.numbered(number)
     plan = replace(draft.plan, paths=replace(draft.plan.paths, job_name=job_name))
@@ -192,7 +192,7 @@ _LONGEST_NAME = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 # Where every comma and bracket belongs to the values, they are taken as they were typed: 3e-4, not 0.0003.
 _PLAIN = re.compile(r"[^\[\]{}()'\"\\]+")
-# Keys that a sweep sets itself, whatever stands before it.
+# Keys that a sweep sets itself, under any prefix.
 _OURS = (".stages", ".run.name", ".run.results_dir")
 
 
@@ -219,7 +219,7 @@ class GridPoint:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The overrides that all points of a sweep share, and its axes, the last of which changes fastest."""
+    """The overrides that all points of a sweep share, and its axes; the last one changes fastest."""
 
     shared: tuple[str, ...]
     axes: tuple[Axis, ...]
@@ -230,9 +230,9 @@ class Grid:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The name of each swept key in tables: its last words, as many as tell it apart."""
+        """The name of each swept key in tables: its last words, as many as make it unique."""
         keys = [axis.plain_key for axis in self.axes]
-        return {key: _shortest(key, keys) for key in keys}
+        return {key: _shorten_key(key, keys) for key in keys}
 
     def points(self) -> list[GridPoint]:
         """Return all points, in order."""
@@ -244,7 +244,7 @@ class Grid:
             safe = {key: _UNSAFE.sub("-", value).strip("-") or "-" for key, value in by_key.items()}
             name = "_".join(f"{labels[key]}={value}" for key, value in safe.items())
             points.append(GridPoint(name, overrides, by_key))
-        # What the values have in letters that no file's name should have may be all that tells them apart.
+        # Values may differ only in characters that file names should not contain.
         counted = Counter(point.name for point in points)
         for index, point in enumerate(points):
             if counted[point.name] > 1 or len(point.name) > _LONGEST_NAME:
@@ -255,7 +255,7 @@ class Grid:
 
 
 def read_grid(overrides: Sequence[str], config_dirs: tuple[Path, ...] = ()) -> Grid:
-    """Split a command line into what is swept and the rest; raise UserError if nothing is, or cannot be."""
+    """Separate swept overrides from the others; raise UserError without any, or an invalid one."""
     axes = {text: _axis(text, config_dirs) for text in overrides}
     shared = tuple(text for text in overrides if axes[text] is None)
     grid = Grid(shared, tuple(axis for text in overrides if (axis := axes[text]) is not None))
@@ -267,7 +267,7 @@ def _axis(text: str, config_dirs: tuple[Path, ...]) -> Axis | None:
     """Return the axis of an override; ``None`` if it has one value, or a mistake that composing reports."""
     try:
         override = parse_override(text)
-        # Of a key whose value is text a comma is a part of it, so that only `choice(...)` sweeps.
+        # In a text value a comma is a part of it, so that only `choice(...)` sweeps.
         if is_text(override) and not (override.value or "").startswith("choice("):
             return None
         (parsed,) = OverridesParser.create().parse_overrides([text])
@@ -282,7 +282,7 @@ def _axis(text: str, config_dirs: tuple[Path, ...]) -> Axis | None:
         raise UserError(message, key=key.lstrip("+~"), hint=hint)
     value: object = parsed.value()
     if isinstance(value, Glob):
-        values = _matching(text, parsed.key_or_group, value, config_dirs)
+        values = _list_choices(text, parsed.key_or_group, value, config_dirs)
     elif is_text(override):
         items = parsed.sweep_iterator()
         values = [item.text if isinstance(item, QuotedString) else str(item) for item in items]
@@ -293,7 +293,7 @@ def _axis(text: str, config_dirs: tuple[Path, ...]) -> Axis | None:
     return Axis(key, tuple(values))
 
 
-def _matching(text: str, group: str, glob: Glob, config_dirs: tuple[Path, ...]) -> list[str]:
+def _list_choices(text: str, group: str, glob: Glob, config_dirs: tuple[Path, ...]) -> list[str]:
     if group not in GROUPS:
         raise UserError(f"{escape(text)}: glob() chooses files, and {escape(group)} is a value")
     matches = glob.filter(list_options(group, config_dirs))
@@ -311,7 +311,7 @@ def _check(grid: Grid) -> None:
         )
     for key in (parse_override(text).key for text in grid.shared):
         if key.endswith(".run.results_dir"):
-            message = f"{escape(key)}: each point has a directory of its own, below that of the sweep"
+            message = f"{escape(key)}: each point has its own directory, below that of the sweep"
             hint = "base_results_dir=DIR, and --name for the sweep's below it"
             raise UserError(message, key=key, hint=hint)
     for axis in grid.axes:
@@ -330,7 +330,7 @@ def _check(grid: Grid) -> None:
         raise UserError(f"{lengths} are {grid.size} points: a sweep has {MOST_POINTS} at most")
 
 
-def _shortest(key: str, keys: Sequence[str]) -> str:
+def _shorten_key(key: str, keys: Sequence[str]) -> str:
     parts = key.split(".")
     for count in range(1, len(parts)):
         label = ".".join(parts[-count:])

@@ -1,4 +1,4 @@
-"""The records of a sweep's job arrays, ``arrays/N/sweep.json``, beside the runs of its points."""
+"""The records of a sweep's job arrays, ``arrays/N/sweep.json``, next to the runs of its points."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slipway.common.files import (
     UnfitFile,
     is_job_id,
     names_in,
+    read_int,
     read_json,
-    whole,
     write_atomic,
 )
 from slipway.common.node.settings import NAME as SETTINGS
@@ -33,7 +33,7 @@ class ArrayRecord:
     """A job array of a sweep.
 
     `points` are in the order of the tasks' numbers: each has the `name` of its run, which is its directory
-    beside `arrays`, its `launch`, and its `values` by the keys that are swept. `labels` are those keys in
+    next to `arrays`, its `launch`, and its `values` by the keys that are swept. `labels` are those keys in
     short.
     """
 
@@ -54,7 +54,7 @@ class ArrayRecord:
 
 
 def write_record(array_dir: Path, record: ArrayRecord) -> None:
-    """Write the record of an array; raise UserError if it is larger than what is read, and no job yet."""
+    """Write the record of an array; raise UserError if it is too large to read and has no job yet."""
     text = json.dumps(asdict(record), indent=2) + "\n"
     if record.job_id is None and record.error is None:
         require_readable(array_dir / SWEEP_FILE, text)
@@ -82,7 +82,7 @@ def is_sweep(directory: Path) -> bool:
 
 
 def find_sweep(word: str, base_results_dir: Path) -> Path:
-    """Return the directory of a sweep, by its name or its directory; raise UserError if there is none."""
+    """Return the directory of a sweep, by its name or its directory, or raise UserError."""
     for directory in (Path(word), base_results_dir / word):
         if is_sweep(directory):
             return directory.absolute()
@@ -122,11 +122,11 @@ def _records(sweep_dir: Path) -> dict[Path, ArrayRecord | None]:
 def _read(path: Path) -> ArrayRecord:
     content = read_json(path, RECORD_LIMIT)
     known = {item.name for item in fields(ArrayRecord)}
-    return _checked(ArrayRecord(**{key: value for key, value in content.items() if key in known}))
+    return _check(ArrayRecord(**{key: value for key, value in content.items() if key in known}))
 
 
 def record_of_job(array_dir: Path) -> ArrayRecord | None:
-    """Return what the settings of an array's tasks tell of it; ``None`` if they are damaged too."""
+    """Rebuild a record from the settings of the array's tasks; ``None`` if they are damaged too."""
     try:
         content = read_json(array_dir / SETTINGS, RECORD_LIMIT)
         launches = [Path(directory) for directory, _ in content["points"]]
@@ -134,13 +134,13 @@ def record_of_job(array_dir: Path) -> ArrayRecord | None:
         empty: dict[str, Any] = dict.fromkeys((item.name for item in fields(ArrayRecord)), "")
         empty |= {"slurm_conf": None, "command": [], "overrides": [], "throttle": None, "labels": {}}
         empty |= {"points": points, "job_id": None, "error": None}
-        return _checked(ArrayRecord(**empty | {name: content[name] for name in ("sweep", "tag", "script")}))
+        return _check(ArrayRecord(**empty | {name: content[name] for name in ("sweep", "tag", "script")}))
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
         return None
 
 
-def _checked(record: ArrayRecord) -> ArrayRecord:
-    """Return a record of an array; raise ValueError if it is none."""
+def _check(record: ArrayRecord) -> ArrayRecord:
+    """Return a record of an array; raise ValueError if it is invalid."""
     texts = (record.sweep, record.tag, record.created, record.error or "", *record.labels.values())
     is_valid = all(isinstance(text, str) for text in texts)
     is_valid &= record.job_id is None or is_job_id(record.job_id)
@@ -148,7 +148,7 @@ def _checked(record: ArrayRecord) -> ArrayRecord:
         name, launch = point["name"], point.get("launch")
         is_valid &= isinstance(name, str) and name not in ("", ".", "..") and "/" not in name
         is_valid &= name.isprintable() and isinstance(point["values"], dict)
-        is_valid &= launch is None or whole(launch, 1) is not None
+        is_valid &= launch is None or read_int(launch, 1) is not None
     if not is_valid:
         raise ValueError("it is no record of an array")
     return record

@@ -41,18 +41,18 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def as_label(text: str) -> str:
+def escape_label(text: str) -> str:
     """Escape dollars, between which matplotlib would read a formula."""
     return escape(text).replace("$", r"\$")
 
 
 def style_axes(axes: Any, title: str, subtitle: str) -> None:
     """Set the title and the colours of the axes."""
-    title, subtitle = as_label(title), as_label(subtitle)
+    title, subtitle = escape_label(title), escape_label(subtitle)
     large, small = _fit_font_size(title, 15, _TITLE), _fit_font_size(subtitle, 9.5, _SUBTITLE)
     axes.set_title(title, loc="left", fontsize=large, fontweight="bold", color=INK, pad=24)
     below = axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=small, color=FAINT)
-    below.set_in_layout(False)  # a long one may stand above what is beside the axes
+    below.set_in_layout(False)  # a long one may be wider than the axes
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -116,7 +116,7 @@ class DataCounts:
 
 
 def read_counts(name: str, manifest: Mapping[str, Any]) -> DataCounts:
-    """Read a manifest; raise UserError if it is none of a data set."""
+    """Read a manifest; raise UserError if it is not a data set's."""
     try:
         counts = manifest["counts"]
         known = {int(start): int(number) for start, number in manifest["lengths"].items()}
@@ -212,7 +212,7 @@ def _draw_dropped(axes: Any, dropped: Mapping[str, int]) -> None:
     numbers: Sequence[int] = list(dropped.values())
     places = range(len(dropped))
     axes.barh(places, numbers, height=0.7, color=_ORANGE)
-    axes.set_yticks(places, [as_label(reason)[:_LONGEST_REASON] for reason in dropped])
+    axes.set_yticks(places, [escape_label(reason)[:_LONGEST_REASON] for reason in dropped])
     axes.invert_yaxis()
     for place, number in zip(places, numbers, strict=True):
         axes.annotate(

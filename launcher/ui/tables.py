@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from launcher.errors import escape
 from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import State
-from launcher.ui.terminal import open_console, unescaped
+from launcher.ui.terminal import open_console, unwrap_stream
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,7 +85,7 @@ def rich_table(
     from rich.text import Text
 
     columns = columns[:-1]
-    short = [list(map(_shortened, columns, row)) for row in rows]
+    short = [list(map(_shorten, columns, row)) for row in rows]
     indices = fitting_columns(columns, short, _DROPPED_FIRST, width - _GAP)
     table = new_table(show_edge=False)
     for index in indices:
@@ -117,7 +117,7 @@ def new_table(**options: Any) -> Table:
     return Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), **options)
 
 
-def _shortened(column: str, cell: str) -> str:
+def _shorten(column: str, cell: str) -> str:
     longest = _LONGEST.get(column)
     return f"{cell[: longest - 1]}…" if longest and len(cell) > longest else cell
 
@@ -131,12 +131,12 @@ def reasons(rows: Sequence[Sequence[str]], states: Sequence[State]) -> list[Text
         if row[-1] != UNKNOWN:
             runs_by_reason.setdefault((state, row[-1]), []).append(row[0])
     return [
-        Text.assemble(f"  {first_of(runs)} ", (f"{state.value} ", colour(state)), (reason, "dim"))
+        Text.assemble(f"  {join_first(runs)} ", (f"{state.value} ", colour(state)), (reason, "dim"))
         for (state, reason), runs in runs_by_reason.items()
     ]
 
 
-def first_of(names: Sequence[str], most: int = 3) -> str:
+def join_first(names: Sequence[str], most: int = 3) -> str:
     """Return the first of some names, each once, and the number of the others."""
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - most} more" if len(names) > most else ""
@@ -167,7 +167,7 @@ _INDENT = "  "
 def print_code(text: str, language: str) -> None:
     """Print a script or a configuration."""
     if not sys.stdout.isatty():
-        unescaped(sys.stdout).write(text)
+        unwrap_stream(sys.stdout).write(text)
         return
     # Imported late: in a pipe there is nothing to colour.
     from rich.syntax import Syntax
@@ -264,11 +264,11 @@ def count(number: float | None) -> str:
         return UNKNOWN if number is None else str(number)
     for letter, unit in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(number) >= unit * 0.9995:
-            return f"{_three_digits(number / unit)}{letter}"
-    return _three_digits(number)
+            return f"{_format_three_digits(number / unit)}{letter}"
+    return _format_three_digits(number)
 
 
-def _three_digits(number: float) -> str:
+def _format_three_digits(number: float) -> str:
     if float(number).is_integer():
         return str(int(number))
     digits = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
@@ -280,7 +280,7 @@ def loss(number: float | None) -> str:
     return UNKNOWN if number is None else f"{number:.4f}"
 
 
-def small(number: float | None) -> str:
+def learning_rate(number: float | None) -> str:
     """Format a learning rate or the like: 6.00e-04."""
     return UNKNOWN if number is None else f"{number:.2e}"
 

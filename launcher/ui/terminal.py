@@ -1,6 +1,6 @@
 """Output to a terminal, with control sequences in other people's texts escaped.
 
-A terminal would obey control sequences in names, reasons and logs. `escaped_streams` escapes them in
+A terminal would obey control sequences in names, reasons and logs. `escape_streams` escapes them in
 everything that is printed, `open_console` in what rich prints, whose own control sequences stay.
 """
 
@@ -27,7 +27,7 @@ _OF_LOGS = re.compile(f"\\x1b\\[[0-9;:]*m|[\\r\\b]|([{_CONTROLS}])")
 _INCOMPLETE_COLOUR = re.compile(r"\x1b(\[[0-9;:]{0,32})?$")
 
 
-def escaped(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""Return text with its control characters written as escapes, such as ``\x1b``."""
     return _ESCAPED.sub(lambda match: repr(match[0])[1:-1], text)
 
@@ -56,31 +56,31 @@ class ChangedStream:
 
 
 class EscapedStream(ChangedStream):
-    """A text stream that escapes what is written to it."""
+    """A text stream that escapes written text."""
 
     def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream, escaped)
+        super().__init__(stream, escape_controls)
 
 
 @contextlib.contextmanager
-def escaped_streams() -> Iterator[None]:
-    """Escape control sequences in what is written to stdout and stderr."""
+def escape_streams() -> Iterator[None]:
+    """Escape control sequences written to stdout and stderr."""
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast("TextIO", EscapedStream(unescaped(stream))) for stream in streams)
+    sys.stdout, sys.stderr = (cast("TextIO", EscapedStream(unwrap_stream(stream))) for stream in streams)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = streams
 
 
-def unescaped(stream: TextIO) -> TextIO:
+def unwrap_stream(stream: TextIO) -> TextIO:
     """Return the stream behind an escaped one, for bytes that programs read, such as a script."""
     return stream.unchanged if isinstance(stream, EscapedStream) else stream
 
 
 def open_console(*, stderr: bool = False, **options: Any) -> Console:
     """Return a rich console on stdout or stderr that escapes the texts it renders."""
-    return _console_class()(file=unescaped(sys.stderr if stderr else sys.stdout), **options)
+    return _console_class()(file=unwrap_stream(sys.stderr if stderr else sys.stdout), **options)
 
 
 @functools.cache
@@ -96,7 +96,7 @@ def _console_class() -> type[Console]:
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
-                yield segment if segment.control else segment._replace(text=escaped(segment.text))
+                yield segment if segment.control else segment._replace(text=escape_controls(segment.text))
 
     return EscapingConsole
 
@@ -113,7 +113,7 @@ def print_plot(draw: Callable[[int, bool], str]) -> None:
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     plot = draw(shutil.get_terminal_size().columns, coloured)
     # Unescaped: a plot has numbers and escaped names alone, and the colours are ours.
-    print(f"\n{plot}", file=unescaped(sys.stdout))
+    print(f"\n{plot}", file=unwrap_stream(sys.stdout))
 
 
 def print_stderr(line: str) -> None:
@@ -146,12 +146,12 @@ class LogWriter:
 
     def __call__(self, text: str) -> None:
         """Write a piece of a log; an incomplete colour sequence at its end waits for the next piece."""
-        stream = unescaped(sys.stdout)
+        stream = unwrap_stream(sys.stdout)
         if stream.isatty():
             text = self._incomplete + text
             incomplete = _INCOMPLETE_COLOUR.search(text)
             self._incomplete = incomplete[0] if incomplete else ""
             text = text.removesuffix(self._incomplete)
-            text = _OF_LOGS.sub(lambda match: escaped(match[1]) if match[1] else match[0], text)
+            text = _OF_LOGS.sub(lambda match: escape_controls(match[1]) if match[1] else match[0], text)
         stream.write(text)
         stream.flush()

@@ -49,7 +49,7 @@ def sample_flops(model: Node, vocabulary: int, model_type: str = "gpt", *, causa
     else:
         length = sample_tokens(model, model_type)
         forward = _layers(model, length, causal) + _logits(model, length, vocabulary)
-        if model_type == "bert":  # the language model's head has a dense layer of its own
+        if model_type == "bert":  # the language model's head has its own dense layer
             forward += 2 * length * model["hidden_size"] ** 2
     return int(3 * forward)
 

@@ -1,4 +1,4 @@
-"""Globs whose names are taken literally where they exist: `a[1].jsonl` may be a file."""
+"""Globs that are taken literally if a file has that name: `a[1].jsonl` may be a file."""
 
 from __future__ import annotations
 

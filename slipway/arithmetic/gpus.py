@@ -47,7 +47,7 @@ class Gpu(NamedTuple):
     nodes
         The same by well-known machine, such as ``AWS p5``.
     names
-        A regular expression of the names that Slurm, NVML and torch give it; see `plain_name`.
+        A regular expression of the names that Slurm, NVML and torch give it; see `normalize`.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Gpu(NamedTuple):
 
 
 def gpu_from(name: str, row: Mapping[str, Any]) -> Gpu:
-    """Return the GPU of a row of the table, whose values are valid."""
+    """Return the GPU of a valid row of the table."""
     nic = row.get("nic_gbit_s")
     capability = row.get("capability")
     return Gpu(
@@ -96,17 +96,17 @@ def gpu_from(name: str, row: Mapping[str, Any]) -> Gpu:
         nvlink_gpus=row["nvlink_gpus"],
         nic=nic * _GBIT if nic is not None else None,
         nodes=MappingProxyType({node: value * _GBIT for node, value in row.get("nodes", {}).items()}),
-        names=row.get("names", re.escape(plain_name(name))),
+        names=row.get("names", re.escape(normalize(name))),
     )
 
 
-def with_site(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Gpu]:
+def add_site(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Gpu]:
     """Return the GPUs that a site adds or changes; figures that it leaves out are those of the table.
 
     Raises
     ------
     MissingFigures
-        If a GPU that is not in the table lacks what every row needs.
+        If a GPU outside the table has no value for a required column.
     """
     gpus = {}
     for name, row in rows.items():
@@ -124,7 +124,7 @@ def with_site(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Gpu]:
 
 
 class MissingFigures(Exception):
-    """A GPU of a site that lacks figures which every estimate needs."""
+    """A site's GPU without figures that every estimate needs."""
 
     def __init__(self, name: str, keys: list[str]) -> None:
         super().__init__(name)
@@ -155,7 +155,7 @@ def peak_flops(device: str, operands: str, site: Sequence[Mapping[str, Any]] = (
     site
         The site's own GPUs, as `trainer_rows` returns them; they replace those of the same name.
     """
-    replaced, plain = {row["name"] for row in site}, plain_name(device)
+    replaced, plain = {row["name"] for row in site}, normalize(device)
     rows = [*site, *(row for name, row in ROWS.items() if name not in replaced)]
     # A name may leave the memory open, which is all the same here.
     peaks = {row["peak_tflops"].get(operands) for row in rows if re.fullmatch(row["names"], plain)}
@@ -163,17 +163,17 @@ def peak_flops(device: str, operands: str, site: Sequence[Mapping[str, Any]] = (
     return peak * 1e12 if peak is not None else None
 
 
-def plain_name(name: str) -> str:
+def normalize(name: str) -> str:
     """Return a GPU's name as `Gpu.names` describes it: ``NVIDIA_A100-SXM4-80GB`` is ``a100 sxm4 80gb``."""
     words = " ".join(re.findall(r"[a-z0-9]+", name.lower()))
     return _MAKERS.sub("", words)
 
 
-def named(name: str, table: Mapping[str, Gpu]) -> list[Gpu]:
+def find_gpus(name: str, table: Mapping[str, Gpu]) -> list[Gpu]:
     """Return the GPUs that a name may mean: none for an unknown name, several for an ambiguous one."""
     if name in table:
         return [table[name]]
-    plain = plain_name(name)
+    plain = normalize(name)
     return [gpu for gpu in table.values() if re.fullmatch(gpu.names, plain)]
 
 
@@ -183,12 +183,8 @@ def gres_type(gres: str | None) -> str | None:
     return match["type"] if match is not None else None
 
 
-def _read() -> dict[str, dict[str, Any]]:
-    rows = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
-    return {row["name"]: row for row in rows}
-
-
-ROWS: Mapping[str, Mapping[str, Any]] = MappingProxyType(_read())
+_rows = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
+ROWS: Mapping[str, Mapping[str, Any]] = MappingProxyType({row["name"]: row for row in _rows})
 GPUS: Mapping[str, Gpu] = MappingProxyType({name: gpu_from(name, row) for name, row in ROWS.items()})
 
 # The GPU that the shipped sizes are for, where the configuration names none.

@@ -1,4 +1,4 @@
-"""The layout of Megatron's ``.idx`` files, and of the ``.origins`` beside those that Slipway writes.
+"""The layout of Megatron's ``.idx`` files, and of the ``.origins`` that Slipway writes with them.
 
 An ``.idx`` is little-endian (megatron/core/datasets/indexed_dataset.py, ``_IndexWriter``): a header, the
 sequences' lengths in tokens (int32), where each begins in the ``.bin`` in bytes (int64), and the boundaries
@@ -115,7 +115,7 @@ def parse_header(head: bytes, size: int) -> IndexHeader:
 
 
 def read_start(stream: BinaryIO, header: IndexHeader, document: int) -> int:
-    """Return the bytes in the ``.bin`` before a document; the number of documents stands for the end."""
+    """Return the bytes in the ``.bin`` before a document; the number of documents means the end."""
 
     def read(place: int, form: struct.Struct) -> int:
         stream.seek(place)
@@ -135,7 +135,7 @@ def split_documents(
 
     ``megatron-core`` rounds the ends of the shares (blended_megatron_dataset_builder.py). The rule of earlier
     versions is Megatron-LM's first (``get_train_valid_test_split_``): each part is rounded, then all ends are
-    shifted by what is over. Of the weights, which are not negative, only the ratios count.
+    shifted by the excess. Only the ratios of the weights count; they are not negative.
     """
     *_, total = itertools.accumulate(weights)
     shares = [weight / total for weight in weights]
@@ -155,7 +155,7 @@ class Origin(NamedTuple):
 
 
 class Origins:
-    """The sources of a data set's documents, read from ``PREFIX.origins`` and the manifest beside it.
+    """The sources of a data set's documents, read from ``PREFIX.origins`` and the data set's manifest.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ class Origins:
             number, offset = ORIGIN.unpack(file.read(ORIGIN.size))
         if number >= len(self._sources):
             raise ValueError(
-                f"{self._path}: document {document} is of source {number}, which the manifest lacks"
+                f"{self._path}: document {document} is of source {number}, which is not in the manifest"
             )
         return Origin(self._sources[number], offset)
 

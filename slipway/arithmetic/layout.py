@@ -14,7 +14,7 @@ from typing import NamedTuple
 class ParallelConfig(NamedTuple):
     """Sizes by which processes share a model and a batch, on any number of nodes.
 
-    `devices` are the GPUs of a node: who knows the world alone takes it for one node. `virtual` is None where
+    `devices` are the GPUs of a node, or of the world if only that is known. `virtual` is None where
     a stage holds one chunk of layers. `group` is how many micro batches virtual stages take at a time.
     """
 
@@ -53,10 +53,10 @@ class ParallelConfig(NamedTuple):
         return self.batch // (self.micro * self.data(nodes))
 
     def rampup_multiple(self, nodes: int) -> int:
-        """Return what each batch of a ramp-up is a multiple of.
+        """Return the number that divides each batch of a ramp-up.
 
-        megatron/core/num_microbatches_calculator.py, RampupBatchsizeNumMicroBatchesCalculator: what one pass
-        over the ranks takes. With virtual stages the micro batches of every batch come in groups.
+        megatron/core/num_microbatches_calculator.py, RampupBatchsizeNumMicroBatchesCalculator: one pass over
+        the ranks takes this many samples. With virtual stages a batch's micro batches come in groups.
         """
         return self.micro * self.data(nodes) * (self.group if self.is_interleaved else 1)
 
@@ -90,7 +90,7 @@ def interleaves(sizes: ParallelConfig, nodes: int) -> bool:
     """Return True if the interleaved schedule can take the micro batches.
 
     megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: they come in
-    groups of the pipeline size unless told otherwise: one at least, and no rest smaller than the pipeline.
+    groups of the pipeline size by default: one at least, and no rest smaller than the pipeline.
     """
     if not sizes.is_interleaved:
         return True

@@ -104,9 +104,9 @@ def vocabulary_size(model: Node) -> int | None:
     size = override or next((size for name, size in VOCABULARIES.items() if name in named), None)
     if size is None:
         return None
-    # The sentinels of a T5, which stand for what was taken out of a text, follow the tokenizer's own tokens.
+    # A T5's sentinels, which replace spans taken out of a text, follow the tokenizer's own tokens.
     size = int(size) + (0 if override else int(tokenizer.get("num_sentinel_tokens") or 0))
-    # As in NeMo, a size of the model's own is padded only to what the ranks share evenly.
+    # As in NeMo, the model's own size is padded only to a multiple that the ranks share evenly.
     multiple = 1 if override else model.get("make_vocab_size_divisible_by") or 1
     return padded_vocabulary(size, multiple, model.get("tensor_model_parallel_size") or 1)
 
@@ -121,7 +121,7 @@ def padded_vocabulary(size: int, divisor: int, tensor: int) -> int:
 
 
 def count_parameters(model: Node, vocabulary: int, model_type: str = "gpt") -> int:
-    """Return the parameters of the whole model, whatever it is divided among.
+    """Return the parameters of the whole, undivided model.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def _t5(model: Node, vocabulary: int) -> Parts:
     """Count one embedding for both stacks and the output; each stack ends with a norm."""
     encoder, decoder = ({**model, **(model.get(stack) or {})} for stack in ("encoder", "decoder"))
     words = Size(vocabulary * int(encoder["hidden_size"]))
-    # A tied output has a bias; an untied one has none, and a matrix of its own.
+    # A tied output has a bias; an untied one has its own matrix and no bias.
     tied = bool(model.get("share_decoder_tokens_head_embeddings", True))
     output = (Size(vocabulary) if model.get("tokens_head_bias", True) else Size()) if tied else words
     # All layers of a stack share the biases of relative positions.
@@ -223,7 +223,7 @@ def _attention(model: Node) -> Size:
 
 
 def _latent_attention(model: Node) -> Size:
-    """Count multi-latent attention, whose queries, keys and values come out of narrow vectors.
+    """Count multi-latent attention: queries, keys and values are made from narrow vectors.
 
     The matrices into these vectors are whole on each rank, as in megatron-core from 0.13 on; 0.12 divides
     them.

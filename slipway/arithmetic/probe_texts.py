@@ -55,8 +55,8 @@ def probe_texts(added: Iterable[str] = ()) -> list[str]:
     tokens = sorted({token for token in added if token})
     return [
         *_AWKWARD,
-        *_joined([f"{c}'s {c}{c} 1{c}a\n{c} " for c in _characters()]),
-        *_joined([f"a{t}b {t} {t}{t}\n{t}  '{t}1" for t in tokens]),
+        *_join([f"{c}'s {c}{c} 1{c}a\n{c} " for c in _characters()]),
+        *_join([f"a{t}b {t} {t}{t}\n{t}  '{t}1" for t in tokens]),
     ]
 
 
@@ -74,6 +74,6 @@ def _characters() -> tuple[str, ...]:
     return tuple(characters)
 
 
-def _joined(parts: list[str]) -> Iterator[str]:
+def _join(parts: list[str]) -> Iterator[str]:
     for first in range(0, len(parts), _IN_TEXT):
         yield "".join(parts[first : first + _IN_TEXT])

@@ -1,4 +1,4 @@
-"""GPT-2's vocabulary, and the ways to one where there is none."""
+"""GPT-2's vocabulary, and remedies if it is missing."""
 
 from __future__ import annotations
 

@@ -8,6 +8,6 @@ import math
 _MOST_DOUBLINGS = 30
 
 
-def doubled_wait(attempt: int, first: float, longest: float = math.inf) -> float:
+def double_wait(attempt: int, first: float, longest: float = math.inf) -> float:
     """Return the seconds to wait after an attempt, counted from 0: `first` at the least."""
     return max(first, min(longest, first * 2.0 ** min(attempt, _MOST_DOUBLINGS)))

@@ -18,7 +18,7 @@ class UserError(Exception):
     Parameters
     ----------
     message
-        What is wrong, and what would be right: ``KEY=VALUE: what is wrong with it``.
+        The mistake and the valid values: ``KEY=VALUE: MISTAKE``.
     found_by
         The processes that find the same mistake, so that one of them reports it: all of the job's, all of a
         node's, or one rank alone.
@@ -27,7 +27,7 @@ class UserError(Exception):
     source
         Where the value was set.
     hint
-        A remedy, as a line of its own.
+        A remedy, printed on its own line.
     """
 
     exit_code = EXIT_USER_ERROR

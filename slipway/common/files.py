@@ -1,7 +1,7 @@
-"""Files that others may have written, opened without surprises; and files that no reader meets half done.
+"""Files that others may have written, opened without surprises; and files that appear only complete.
 
-Only regular files of a sensible size are opened, so that nobody waits for a FIFO or reads a device for ever.
-`UnfitFile` is a `FileNotFoundError`: what is no such file is treated like a file that is missing.
+Only regular files of a sensible size are opened: a FIFO would block, and a device may never end.
+`UnfitFile` is a `FileNotFoundError`: any other file is treated like a missing one.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _BLOCK_BYTES = 512  # the unit of st_blocks
 _JOB_ID = r"([1-9][0-9]{0,9})(?:_(0|[1-9][0-9]{0,6}))?"
 _LARGEST_JOB, _LARGEST_TASK = 0xFFFF_FFFD, 4_000_000
 
-# The year 5138, in Unix seconds: every library can format what is before.
+# The year 5138, in Unix seconds: every library can format earlier times.
 _LATEST = 1e11
 _LARGEST = (1 << 63) - 1  # of 64 bits
 
@@ -41,7 +41,7 @@ _LEAD_NOWHERE = (errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ENXIO, er
 
 
 class UnfitFile(FileNotFoundError):
-    """The path is no regular file, or too large to be what it is named."""
+    """The path is not a regular file, or too large for its kind."""
 
 
 def open_regular(path: AnyPath, *, buffering: int = -1, holes: bool = False) -> BinaryIO:
@@ -71,7 +71,7 @@ def open_regular(path: AnyPath, *, buffering: int = -1, holes: bool = False) -> 
         _require_regular(path, status.st_mode)
         size = status.st_size
         if not holes and size >= _SPARSE_BYTES and status.st_blocks * _BLOCK_BYTES < size / _SPARSE_FACTOR:
-            raise UnfitFile(errno.EFBIG, f"{size} bytes, of which nearly all are a hole", str(path))
+            raise UnfitFile(errno.EFBIG, f"{size} bytes, nearly all a hole", str(path))
         if size == 0:
             os.close(descriptor)
             return io.BytesIO()  # some files of /proc have no size, and block
@@ -146,22 +146,22 @@ def is_job_id(text: str) -> bool:
     return match is not None and int(match[1]) <= _LARGEST_JOB and int(match[2] or 0) <= _LARGEST_TASK
 
 
-def whole(value: Any, least: int = -_LARGEST, most: int = _LARGEST) -> Optional[int]:
-    """Return a number of JSON as an integer, ``None`` if it is none or out of range."""
+def read_int(value: Any, least: int = -_LARGEST, most: int = _LARGEST) -> Optional[int]:
+    """Return a number of JSON as an integer, ``None`` if it is not a number in range."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    # A number that is none compares as False, and one of a thousand digits cannot become a float.
+    # NaN compares as False, and an integer of a thousand digits cannot become a float.
     return int(value) if least <= value <= most else None
 
 
 def unix_time(value: Any) -> Optional[float]:
-    """Return a number of JSON as a time in Unix seconds, ``None`` if it is none."""
+    """Return a number of JSON as a time in Unix seconds, or ``None``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LATEST:
         return None
     return float(value)
 
 
-def plain(text: str) -> str:
+def to_printable(text: str) -> str:
     """Return text fit for one line of a log or of a table, with what cannot be printed as ``?``."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 

@@ -10,7 +10,7 @@ _KEY = "training.resume.trust_owner"
 
 
 def why_untrusted(checkpoint: Path, own: Collection[int], trusted: str | None) -> tuple[str, str] | None:
-    """Return whose a file of a checkpoint is, and what would trust that user; None if all are trusted.
+    """Return the owner of a checkpoint's file, and how to trust that user; None if all are trusted.
 
     `own` are the numbers of the users whose files count as one's own, `trusted` is another's name or number.
     """

@@ -32,7 +32,7 @@ class Rule:
     Attributes
     ----------
     read
-        Turns what may be written into what the type takes, or raises ValueError with what was expected.
+        Converts a written value to the type's, or raises ValueError with the valid values.
     write
         The inverse, where the two differ.
     ge
@@ -70,7 +70,7 @@ def load(cls: type[T], node: Any, where: str) -> T:
         Naming the key, its value, what is valid and the nearest spelling.
     """
     if not isinstance(node, Mapping):
-        raise _wrong(where, node, "expected keys below it, as in {key: value}")
+        raise _make_error(where, node, "expected keys below it, as in {key: value}")
     hints, values = get_type_hints(cls, include_extras=True), {}
     valid = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
     for key in node:
@@ -97,14 +97,14 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             try:
                 value = rule.read(value)
             except ValueError as error:
-                raise _wrong(where, value, str(error)) from None
+                raise _make_error(where, value, str(error)) from None
         return _value(arguments[0], value, where)
     if origin is Any or (value is None and type(None) in arguments):
         return value
     if origin is Literal:
         if value not in arguments:
             near = suggest(str(value), arguments)
-            raise _wrong(where, value, f"expected one of {', '.join(arguments)}{near}")
+            raise _make_error(where, value, f"expected one of {', '.join(arguments)}{near}")
         return value
     if is_dataclass(hint):
         return load(hint, value, where)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return _value(options[-1 if isinstance(value, Mapping) else 0], value, where)
     types: Any = (int, float) if origin is float else origin
     if not isinstance(value, types) or (origin is not bool and isinstance(value, bool)):
-        raise _wrong(where, value, f"expected {_WORDS[origin]}")
+        raise _make_error(where, value, f"expected {_WORDS[origin]}")
     if origin is list:
         return [_value(arguments[0], item, f"{where}.{number}") for number, item in enumerate(value)]
     if origin is dict and arguments:
@@ -122,7 +122,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _wrong(where: str, value: Any, problem: str) -> UserError:
+def _make_error(where: str, value: Any, problem: str) -> UserError:
     # Addresses may have what opens them.
     return UserError(f"{where}={re.sub('://[^,]*', '://...', repr(value))}: {problem}")
 
@@ -184,7 +184,7 @@ def _sha256(value: Any) -> Any:
     return value and str(value).lower()
 
 
-def _listed(value: Any) -> Any:
+def _make_list(value: Any) -> Any:
     """Return a list of what may be written as a single value, or as null."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
@@ -262,7 +262,7 @@ class Input(Section):
     def location(self) -> str:
         return self.path or self.url or ""
 
-    def written(self) -> str | dict[str, Any]:
+    def to_config(self) -> str | dict[str, Any]:
         """Return the entry as one writes it: a path alone, or the keys that are set."""
         node = {name: value for name, value in vars(self).items() if value is not None}
         return node if len(node) > 1 or self.path is None else self.path
@@ -292,7 +292,7 @@ class Filter(Section):
     name: str
     options: dict[str, Any]
 
-    def written(self) -> str | dict[str, Any]:
+    def to_config(self) -> str | dict[str, Any]:
         """Return the filter as one writes it."""
         return {self.name: self.options} if self.options else self.name
 
@@ -301,7 +301,7 @@ class Filter(Section):
 class MinHash(Section):
     """The near duplicates that are dropped: see datatrove's `MinhashConfig`.
 
-    `language` is the code of a language whose words datatrove's tokenizer shall find; None takes what stands
+    `language` is the code of a language whose words datatrove's tokenizer shall find; None takes the text
     between spaces.
     """
 
@@ -359,11 +359,11 @@ def _splits(value: Any) -> Any:
 class DataPreparation(Section):
     """The node `data_preparation`: sources to a tokenizer and Megatron's .bin/.idx."""
 
-    inputs: Annotated[list[Annotated[Input, Rule(_input, Input.written)]], Rule(_inputs)]
+    inputs: Annotated[list[Annotated[Input, Rule(_input, Input.to_config)]], Rule(_inputs)]
     pattern: Line = "*"
     format: SourceFormat = "auto"
     text_key: Line = "text"
-    filters: list[Annotated[Filter, Rule(_filter, Filter.written)]] = field(default_factory=list)
+    filters: list[Annotated[Filter, Rule(_filter, Filter.to_config)]] = field(default_factory=list)
     deduplicate: Deduplication = Deduplication()
     tokenizer_dir: Place
     # The 256 bytes and the end-of-text token, at least.
@@ -439,7 +439,7 @@ class Conversion(Section):
 
 def _texts(value: Any) -> Any:
     """Return the entries of a blend as text, which may have been written as numbers."""
-    return value and [str(item) if isinstance(item, int | float) else item for item in _listed(value)]
+    return value and [str(item) if isinstance(item, int | float) else item for item in _make_list(value)]
 
 
 def _task(value: Any) -> Any:
@@ -473,7 +473,7 @@ class Perplexity(Section):
 class LmEval(Section):
     """The tasks of lm-eval for the converted model; a task is a name, or the path of a YAML file."""
 
-    tasks: Annotated[list[Annotated[Line, Rule(_task)]], Rule(_listed)] = field(default_factory=list)
+    tasks: Annotated[list[Annotated[Line, Rule(_task)]], Rule(_make_list)] = field(default_factory=list)
     include_path: Place | None = None
     limit: Annotated[float | None, share_or_count("the documents of each task", is_zero_valid=False)] = None
     batch_size: MaybeCount = None
@@ -487,7 +487,7 @@ class Evaluation(Section):
     """The node `evaluation`: a checkpoint measured on held-out data and on lm-eval's tasks."""
 
     source: Place | None = None
-    step: Annotated[list[Annotated[int, whole(0)]], Rule(_listed)] = field(default_factory=list)
+    step: Annotated[list[Annotated[int, whole(0)]], Rule(_make_list)] = field(default_factory=list)
     every: MaybeCount = None
     training: PathOrKeys = None
     perplexity: Perplexity = Perplexity()

@@ -34,7 +34,7 @@ _EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a phase; return the exit code."""
     options = _parse(arguments)
-    # The environment is how tokenizers is told; a spawned worker inherits it.
+    # tokenizers reads it from the environment, which a spawned worker inherits.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         if options.phase in _READING:
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         places = f"{preparation.work_dir} or {preparation.output_prefix.parent}"
         print(
-            f"error: {error.strerror}: {escape(str(error.filename or places))}; what is done stays "
-            "done: make room and run it again",
+            f"error: {error.strerror}: {escape(str(error.filename or places))}; finished work is kept: make "
+            "room and run it again",
             file=sys.stderr,
             flush=True,
         )
@@ -76,7 +76,7 @@ def _check_libraries() -> None:
         )
 
 
-# Libraries are imported by the phases: `--help`, and what is wrong with a configuration, need none.
+# Libraries are imported by the phases: `--help` and errors of a configuration need no library.
 def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
     from slipway.corpus import duplicates
     from slipway.corpus.cleaning import Cleaner

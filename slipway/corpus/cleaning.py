@@ -103,7 +103,7 @@ class Cleaner:
 class DropCounts:
     """Numbers of dropped documents by reason, with samples.
 
-    The samples of a reason are those documents whose place has the lowest hash: they do not depend on how
+    The samples of a reason are the documents with the lowest hashes of places: they do not depend on how
     the documents were divided among tasks, nor on the order of `add` and `merge`.
     """
 
@@ -121,7 +121,7 @@ class DropCounts:
         file, offset
             Place of the document.
         more
-            What a sample shall say besides; a `text` is cut to 200 characters.
+            Further fields of a sample; a `text` is cut to 200 characters.
         """
         self.counts[reason] += 1
         rank = hashlib.blake2b(f"{reason} {file} {offset}".encode(), digest_size=8).hexdigest()
@@ -191,12 +191,12 @@ def load_datatrove(module: str) -> Any:
         result = importlib.import_module(f"datatrove.{module}")
         from loguru import logger
     except ImportError as error:
-        raise _missing(error, "cleaning or deduplicating") from None
+        raise _explain_missing(error, "cleaning or deduplicating") from None
     logger.disable("datatrove")
     return result
 
 
-def _missing(error: ImportError, purpose: str) -> UserError:
+def _explain_missing(error: ImportError, purpose: str) -> UserError:
     """Return the error for a library; datatrove names one only in quotes within its message."""
     quoted = re.search("`(.+?)`", str(error))
     return missing_library(error.name or (quoted[1] if quoted else str(error)), purpose, EXTRA)
@@ -205,14 +205,14 @@ def _missing(error: ImportError, purpose: str) -> UserError:
 def _build(entry: Filter) -> Any:
     """Return datatrove's block for an entry of the configuration."""
     kind = getattr(load_datatrove("pipeline.filters"), FILTERS[entry.name])
-    options = _checked(entry, kind, has_model=entry.name in _MODELS)
+    options = _check_options(entry, kind, has_model=entry.name in _MODELS)
     model = options.pop(_MODEL, None)
     try:
         if "language" in inspect.signature(kind).parameters:
             load_words(f"{_KEY}.{entry.name}", options.get("language", "eng"))
-        return _with_model(entry, kind, options, model) if entry.name in _MODELS else kind(**options)
+        return _build_model(entry, kind, options, model) if entry.name in _MODELS else kind(**options)
     except ImportError as error:
-        raise _missing(error, f"{_KEY}.{entry.name}") from None
+        raise _explain_missing(error, f"{_KEY}.{entry.name}") from None
     except re.error as error:
         raise UserError(f"{_KEY}.{entry.name}: not a regular expression: {error}") from None
 
@@ -223,7 +223,7 @@ def load_words(key: str, language: str) -> Any:
     Raises
     ------
     UserError
-        If datatrove has none, or its library is missing.
+        If datatrove has no tokenizer for it, or its library is missing.
     """
     words = load_datatrove("utils.word_tokenizers")
     try:
@@ -234,11 +234,11 @@ def load_words(key: str, language: str) -> Any:
             "code, such as eng, deu or fra"
         ) from None
     except ImportError as error:
-        raise _missing(error, f"{key}.language='{language}'") from None
+        raise _explain_missing(error, f"{key}.language='{language}'") from None
     return tokenizer
 
 
-def _checked(entry: Filter, kind: Any, has_model: bool) -> dict[str, Any]:
+def _check_options(entry: Filter, kind: Any, has_model: bool) -> dict[str, Any]:
     """Return the options as the block takes them."""
     key = f"{_KEY}.{entry.name}"
     parameters = {
@@ -250,7 +250,7 @@ def _checked(entry: Filter, kind: Any, has_model: bool) -> dict[str, Any]:
     options = {}
     for name, value in entry.options.items():
         if name not in valid:
-            known = f"valid are {', '.join(valid)}" if valid else "it has none"
+            known = f"valid are {', '.join(valid)}" if valid else "it has no options"
             raise UserError(f"{key}.{name}: unknown option; {known}{suggest(name, valid)}")
         options[name] = str(value) if name == _MODEL else _value(f"{key}.{name}", value, parameters[name])
     for name, parameter in parameters.items():
@@ -282,7 +282,7 @@ def _value(key: str, value: Any, parameter: inspect.Parameter) -> Any:
     return value
 
 
-def _with_model(entry: Filter, kind: Any, options: dict[str, Any], model: str | None) -> Any:
+def _build_model(entry: Filter, kind: Any, options: dict[str, Any], model: str | None) -> Any:
     """Return a block of fastText with the model of a local file."""
     key = f"{_KEY}.{entry.name}.{_MODEL}"
     urls = _MODELS[entry.name]

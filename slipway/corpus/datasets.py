@@ -79,7 +79,7 @@ class DataSet:
 
 
 def prefix_of(path: Path) -> Path | None:
-    """Return the prefix of a data set that is named by it or by one of its files; None if it is none."""
+    """Return the prefix of a data set, given the prefix or one of its files, or None."""
     prefix = path.with_suffix("") if path.suffix in SUFFIXES else path
     return prefix if any(Path(f"{prefix}{suffix}").is_file() for suffix in SUFFIXES) else None
 
@@ -90,7 +90,7 @@ def find_data_set(path: Path) -> Path:
     Raises
     ------
     UserError
-        If there is none.
+        If it is missing.
     """
     prefix = prefix_of(path)
     if prefix is None:
@@ -177,7 +177,7 @@ def read_document(path: Path, number: int, tokenizer: Path | None) -> dict[str, 
 
 
 def tokenizer_of(prefix: Path) -> list[Path]:
-    """Return the files with the digest of the manifest, beside the data or in a directory there."""
+    """Return the files with the manifest's digest in the data's directory or one directory below."""
     try:
         tokenizer = json.loads(indexed.manifest_path(prefix).read_bytes())["tokenizer"]
         names, digest = [Path(name).name for name in tokenizer["files"]], tokenizer["sha256"]

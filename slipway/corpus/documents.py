@@ -1,4 +1,4 @@
-"""Documents, and the records that are none: what the bytes of a source hold."""
+"""Documents, and bad records: the content of a source's bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO
 
 from slipway.common.errors import escape, suggest
 from slipway.corpus.errors import NO_KEY, BadRecord
-from slipway.corpus.formats import pointer
+from slipway.corpus.formats import detect_pointer
 from slipway.corpus.units import SourceFile
 
 BOM = b"\xef\xbb\xbf"
@@ -30,7 +30,7 @@ class Document:
     Attributes
     ----------
     text
-        Empty, or of white space alone, if the source has none; such a document is dropped.
+        Empty, or of white space alone, if the source has no text; such a document is dropped.
     file
         Number of the source file.
     offset
@@ -64,11 +64,11 @@ def read_content(stream: IO[bytes], file: SourceFile) -> bytearray:
     return content
 
 
-def decoded(content: bytes | bytearray, file: SourceFile, offset: int) -> Record:
+def decode(content: bytes | bytearray, file: SourceFile, offset: int) -> Record:
     """Return a text with the newlines of Unix, as Python reads text files."""
     if len(content) > file.max_document_bytes:
-        return too_large(file, offset)
-    if (defect := pointer(content)) is not None:
+        return report_too_large(file, offset)
+    if (defect := detect_pointer(content)) is not None:
         return BadRecord(file.number, offset, defect, is_loss=True)
     try:
         text = content.decode("utf-8-sig")
@@ -79,14 +79,14 @@ def decoded(content: bytes | bytearray, file: SourceFile, offset: int) -> Record
     return Document(text, file.number, offset)
 
 
-def too_large(file: SourceFile, offset: int) -> BadRecord:
+def report_too_large(file: SourceFile, offset: int) -> BadRecord:
     """Return the defect of a document of more bytes than are allowed."""
     limit = f"data_preparation.max_document_bytes={file.max_document_bytes}"
     return BadRecord(file.number, offset, f"more bytes than {limit}")
 
 
-def damaged(file: SourceFile, offset: int, what: str | None = None) -> BadRecord:
-    """Return the loss of the rest of a file, whose compression, or else `what`, is broken."""
+def report_damaged(file: SourceFile, offset: int, what: str | None = None) -> BadRecord:
+    """Return the loss of the rest of a file, due to broken compression or `what`."""
     reason = f"damaged {what or file.compression} data: the rest of the file is not read"
     return BadRecord(file.number, offset, reason, is_loss=True)
 
@@ -118,7 +118,7 @@ def object_parser(file: SourceFile) -> Parser:
             except (ValueError, RecursionError) as error:
                 if getattr(error, "msg", None) == "Extra data":
                     return BadRecord(number, offset, "data follow the JSON value of a line", is_loss=True)
-                return _no_json(content, number, offset)
+                return _report_no_json(content, number, offset)
         if isinstance(record, list) and any(isinstance(item, dict | str) for item in record):
             return BadRecord(
                 number, offset, "a JSON array instead of lines: `jq -c '.[]'` makes them", is_loss=True
@@ -126,7 +126,7 @@ def object_parser(file: SourceFile) -> Parser:
         if not isinstance(record, dict):
             return BadRecord(number, offset, "not a JSON object")
         if key not in record:
-            return BadRecord(number, offset, _no_key(key, record))
+            return BadRecord(number, offset, _explain_missing_key(key, record))
         text, name = record[key], record.get("id")
         if not isinstance(text, str):
             return BadRecord(number, offset, f"'{key}' is no text")
@@ -137,15 +137,15 @@ def object_parser(file: SourceFile) -> Parser:
     return parse
 
 
-def _no_key(key: str, record: Mapping[str, object]) -> str:
+def _explain_missing_key(key: str, record: Mapping[str, object]) -> str:
     keys = sorted(map(escape, record))
     shown = ", ".join(keys[:_NAMED_KEYS]) + (", ..." if len(keys) > _NAMED_KEYS else "")
     return f"{NO_KEY} '{key}' among {shown or 'none'}{suggest(key, keys)}"
 
 
-def _no_json(content: bytes | bytearray, file: int, offset: int) -> BadRecord:
+def _report_no_json(content: bytes | bytearray, file: int, offset: int) -> BadRecord:
     """Return the defect of a text that is no JSON."""
-    defect = pointer(content)
+    defect = detect_pointer(content)
     if defect is None and b"\0" in content:
         defect = "zero bytes instead of text"
     if defect is None and offset == 0 and _OPEN_JSON.fullmatch(content):

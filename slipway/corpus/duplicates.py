@@ -57,7 +57,7 @@ class Duplicates:
     are_exact: npt.NDArray[np.bool_]
 
     def count(self, drops: DropCounts, place: Callable[[int], tuple[int, int]]) -> None:
-        """Count the documents as dropped; `place` tells source file and offset of a document."""
+        """Count the documents as dropped; `place` maps a document to its source file and offset."""
         for number, original, is_exact in zip(self.numbers, self.originals, self.are_exact, strict=True):
             file, offset = place(int(original))
             reason = EXACT if is_exact else NEAR
@@ -148,7 +148,7 @@ def find(
     # The document that stays, for each; itself if it stays.
     original = np.arange(total)
     if hashes is not None:
-        original = _first_of_equals(hashes, total)
+        original = _find_first_equals(hashes, total)
     are_exact = original != np.arange(total)
     if signatures is not None and options is not None:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -164,7 +164,7 @@ def find(
     return Duplicates(numbers, original[numbers], are_exact[numbers])
 
 
-def _first_of_equals(paths: Sequence[Path], total: int) -> Numbers:
+def _find_first_equals(paths: Sequence[Path], total: int) -> Numbers:
     """Return for each document the number of the first one with the same hash."""
     hashes = np.empty((total, 2), "<u8")
     start = 0
@@ -214,7 +214,7 @@ def _match(
     signatures = scratch / "signatures"
     directory = signatures / f"bucket_{bucket:03d}"
     directory.mkdir(parents=True)
-    for number, rows in enumerate(_joined(counts, paths, options, bucket)):
+    for number, rows in enumerate(_join_signatures(counts, paths, options, bucket)):
         columns = [rows["document"], *reversed(rows["hashes"].T)]
         rows[np.lexsort(columns)].tofile(directory / f"{number:05d}.minhash.sig")
     minhash = load_datatrove("pipeline.dedup.minhash")
@@ -225,7 +225,7 @@ def _match(
     shutil.rmtree(directory)
 
 
-def _joined(counts: Sequence[int], paths: Sequence[Path], options: MinHash, bucket: int) -> Any:
+def _join_signatures(counts: Sequence[int], paths: Sequence[Path], options: MinHash, bucket: int) -> Any:
     """Yield the signatures of many units at a time, with the documents' numbers."""
     row = _row(options)
     parts: list[npt.NDArray[Any]] = []

@@ -56,8 +56,8 @@ class LeftOut:
     reason: str
 
 
-def named(left_out: Sequence[LeftOut], count: int | None = None) -> str:
-    """Return how much is left out, by default what is named, and for each reason the first names."""
+def list_omitted(left_out: Sequence[LeftOut], count: int | None = None) -> str:
+    """Return how much is left out, by default the number of names, and each reason's first names."""
     texts = []
     for reason in dict.fromkeys(entry.reason for entry in left_out):
         names = [entry.name for entry in left_out if entry.reason == reason]
@@ -68,7 +68,7 @@ def named(left_out: Sequence[LeftOut], count: int | None = None) -> str:
 def refusal(file: SourceFile, bad: BadRecord) -> UserError:
     """Return the error for a bad record of a source, where ``on_error=raise``."""
     if bad.reason.startswith(LONG_LINE):
-        hint = "a longer text can be a file of its own, such as .txt, and `jq -c '.[]'` divides an array"
+        hint = "a longer text can be a separate file, such as .txt, and `jq -c '.[]'` divides an array"
     elif bad.reason.startswith(NO_KEY):
         hint = (
             "the key or column of the text is data_preparation.text_key, or that of this file alone: "
@@ -87,7 +87,7 @@ def refusal(file: SourceFile, bad: BadRecord) -> UserError:
     return UserError(f"{place(file, bad)}; {hint}")
 
 
-# What the offset of a record counts, by the format of its source; one of text is its file.
+# The unit of a record's offset, by the format of its source; a text file is one record.
 COUNTED = {"jsonl": "byte", "parquet": "row", "wikipedia": "page", "tar": "member"}
 
 

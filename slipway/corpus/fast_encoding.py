@@ -63,17 +63,17 @@ class FastEncoder:
             raise UnsupportedError("gigatoken is not installed") from None
         except Exception as error:
             raise UnsupportedError(f"gigatoken cannot take this tokenizer: {error}") from None
-        self._unassigned = _unassigned()
+        self._unassigned = _find_unassigned()
         self.start("")
         content = json.loads(paths[0].read_bytes()) if kind == "tokenizer.json" else {}
         added = [token["content"] for token in content.get("added_tokens") or ()]
         try:
-            self._compare([self._without_new(text) for text in probe_texts(added)])
+            self._compare([self._remove_new(text) for text in probe_texts(added)])
         except DifferentIdsError as error:
             raise UnsupportedError(str(error)) from None
 
     def start(self, key: str) -> None:
-        """Begin a unit, whose content `key` identifies: the sample follows from it."""
+        """Begin a unit; its content's `key` determines the sample."""
         self._draw = random.Random(key)
         self._until_sample = 0
 
@@ -104,7 +104,7 @@ class FastEncoder:
             return np.asarray(self._reference([text])[0], np.uint32)
         return self._fast(text)
 
-    def _without_new(self, text: str) -> str:
+    def _remove_new(self, text: str) -> str:
         """Return a text without the characters for which it would go to the reference."""
         numbers = _code_points(text)
         return numbers[~self._unassigned[numbers]].tobytes().decode("utf-32-le")
@@ -131,11 +131,11 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
 
 
 @cache
-def _unassigned() -> npt.NDArray[np.bool_]:
+def _find_unassigned() -> npt.NDArray[np.bool_]:
     """Return by code point whether the reference's edition of Unicode, or Python's, does not assign it.
 
-    The reference reads Unicode's tables in several of its libraries, of which the regular expressions' can be
-    asked; Python's are as a rule older than all of them.
+    The reference reads Unicode's tables in several of its libraries, but only the regular expressions' can
+    be asked; Python's are as a rule older than all of them.
     """
     from tokenizers import Regex, pre_tokenizers
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 
-from slipway.common.backoff import doubled_wait
+from slipway.common.backoff import double_wait
 from slipway.common.errors import UserError
 from slipway.common.files import sha256_of, sync_path, write_atomic
 from slipway.corpus.errors import OutsideError
@@ -104,7 +104,7 @@ def fetch_all(
     downloads
         Each address once.
     directory
-        Made if it does not exist. What is complete there is verified and used again.
+        Made if it does not exist. Complete files there are verified and used again.
     progress
         Takes received bytes, and lines to say.
     policy, timeout
@@ -191,22 +191,22 @@ class _Transfer:
 
     def run(self) -> Fetched:
         try:
-            with self._locked():
+            with self._lock():
                 self.state = _State.read(self.state_path)
-                known = self._complete()
+                known = self._find_complete()
                 if known is not None and known.sha256 == self.expected:
                     return self._reuse(known)
                 return self._attempts(known)
         except OSError as error:
             if error.errno in _FULL:
-                raise OutsideError(self._full_disk()) from None
+                raise OutsideError(self._explain_full_disk()) from None
             raise OutsideError(f"{self.part}: {error.strerror or error}") from None
 
     def _say(self, line: str) -> None:
         self.progress.say(f"{self.remote.name}: {line}")
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """Hold the part against other processes; a lock ends with its process."""
         with self.part.open("ab") as stream:
             try:
@@ -224,8 +224,8 @@ class _Transfer:
                 if self.part.is_file() and not self.part.stat().st_size:
                     self.part.unlink()
 
-    def _complete(self) -> Fetched | None:
-        """Return the file of an earlier run if it still is what was received."""
+    def _find_complete(self) -> Fetched | None:
+        """Return the file of an earlier run if it is unchanged."""
         if self.state is None or self.state.sha256 is None or not self.path.is_file():
             return None
         known = Fetched(self.path, self.path.stat().st_size, sha256_of(self.path))
@@ -251,7 +251,7 @@ class _Transfer:
         failures, furthest = 0, 0
         while True:
             try:
-                body = self._changed(known) if known is not None else self._request()
+                body = self._open_changed(known) if known is not None else self._request()
                 if body is None:
                     assert known is not None
                     return self._reuse(known)
@@ -274,7 +274,7 @@ class _Transfer:
             self._wait(failures, reason, wait)
 
     def _wait(self, failures: int, reason: str, wait: float | None) -> None:
-        longest = doubled_wait(failures - 1, self.policy.first_wait, self.policy.longest_wait)
+        longest = double_wait(failures - 1, self.policy.first_wait, self.policy.longest_wait)
         # Jitter: clients that failed together do not come back together.
         seconds = max(random.uniform(longest / 2, longest), wait or 0.0)
         self._say(
@@ -284,7 +284,7 @@ class _Transfer:
         if self.stop.wait(seconds):
             raise OutsideError(f"{self.remote.name}: interrupted")
 
-    def _changed(self, known: Fetched) -> Body | None:
+    def _open_changed(self, known: Fetched) -> Body | None:
         """Return the body of another version than the complete file; None if the server has no other."""
         assert self.state is not None
         try:
@@ -327,7 +327,7 @@ class _Transfer:
             body.close()
             raise ChangedError(change or f"byte {start:,} was requested, and byte {body.start:,} came")
         if body.start:
-            # A partial response need not name again what the client knows.
+            # A partial response need not repeat the client's version.
             version = Version(
                 body.version.size or known.size,
                 body.version.etag or known.etag,
@@ -430,13 +430,13 @@ class _Transfer:
     def _need_space(self, total: int | None) -> None:
         missing = (total or 0) - self.received
         if missing > shutil.disk_usage(self.part.parent).free:
-            raise OutsideError(self._full_disk(missing))
+            raise OutsideError(self._explain_full_disk(missing))
 
-    def _full_disk(self, missing: int | None = None) -> str:
+    def _explain_full_disk(self, missing: int | None = None) -> str:
         free = shutil.disk_usage(self.part.parent).free
         needs = "" if missing is None else f"{missing:,} bytes are still to come, "
         return (
             f"{self.remote.name}: the disk of {self.part.parent} is full: {needs}{free:,} bytes are free. "
-            "What was received is kept: make space and run it again, or set data_preparation.work_dir to a "
+            "Received bytes are kept: make space and run it again, or set data_preparation.work_dir to a "
             "directory on a larger disk"
         )

@@ -58,7 +58,7 @@ _HEAD = 1024
 _ZSTD_WINDOW = 1 << 31
 _CHUNK = 1 << 16
 _BUFFER = 1 << 20
-# What a decompressor makes of a part is held as a whole, and may be 30,000 times as large.
+# The decompressed bytes of a part are held as a whole, and may be 30,000 times as many.
 _FRAME_CHUNK = 1 << 11
 # What any file may become: a small one may well be all alike.
 FREE_BYTES = 1 << 26
@@ -73,11 +73,11 @@ class ExpansionError(Exception):
 
 
 class UnknownFormatError(UserError):
-    """File whose format neither its name nor its content tells."""
+    """File with an unknown format: neither its name nor its content shows it."""
 
 
-def auxiliary(names: Sequence[str], pattern: str = "*") -> dict[str, str]:
-    """Return the files among sources that are none, and why: the one rule for all that searches directories.
+def find_auxiliary(names: Sequence[str], pattern: str = "*") -> dict[str, str]:
+    """Return the files that are not sources, and why: the one rule of all searches in directories.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def auxiliary(names: Sequence[str], pattern: str = "*") -> dict[str, str]:
         if not is_meant and any(part[0] in "._" for part in (*directories, last)):
             reasons[name] = "hidden"
         elif name.startswith(hubs):
-            reasons[name] = "of a hub's cache, whose snapshots link to its files"
+            reasons[name] = "of a hub's cache: its snapshots link to it"
         elif last in TOKENIZER_FILES:
             reasons[name] = "of a tokenizer"
         elif any(part.endswith(".work") for part in directories):
@@ -106,8 +106,8 @@ def auxiliary(names: Sequence[str], pattern: str = "*") -> dict[str, str]:
     return reasons
 
 
-def pointer(content: bytes | bytearray) -> str | None:
-    """Return what a text is if it only stands for a file; None if it is a text."""
+def detect_pointer(content: bytes | bytearray) -> str | None:
+    """Return a description of a pointer to a file; None if it is a text."""
     for start, command in _POINTERS.items():
         if content.startswith(start) and len(content) < _HEAD:
             return f"not the file, but a pointer to it: `{command}` gets the file"
@@ -131,17 +131,17 @@ def recognize(path: Path, name: str, wanted: str = "auto") -> tuple[str, str | N
     UnknownFormatError
         If the format is not known.
     UserError
-        If the content is not what the name or `wanted` says.
+        If the content contradicts the name or `wanted`.
     """
     with open_regular(path) as stream:
         head = stream.read(_HEAD)
     compression = next((kind for kind, magic in _MAGIC.items() if magic.match(head)), None)
     if compression is not None:
-        head = _first_bytes(path, compression)
+        head = _read_first_bytes(path, compression)
     suffix, packed = _suffixes(name)
-    kind = wanted if wanted != "auto" else _by_content(head, FORMATS_BY_SUFFIX.get(suffix))
+    kind = wanted if wanted != "auto" else _detect_format(head, FORMATS_BY_SUFFIX.get(suffix))
     if head:
-        is_other = packed is not None and compression is None and _by_content(head, None) is None
+        is_other = packed is not None and compression is None and _detect_format(head, None) is None
         _check_content(head, name, kind, packed if is_other else None)
     if kind is None:
         raise UnknownFormatError(
@@ -153,7 +153,7 @@ def recognize(path: Path, name: str, wanted: str = "auto") -> tuple[str, str | N
 
 
 def _suffixes(name: str) -> tuple[str, str | None]:
-    """Return the suffix of a name that tells the format, and the compression by its last one."""
+    """Return the suffix of a name for the format, and the compression by its last one."""
     if "://" in name:
         name = re.sub(r"[?#].*", "", name)
     suffixes = [suffix.lower() for suffix in PurePath(name).suffixes]
@@ -165,7 +165,7 @@ def _suffixes(name: str) -> tuple[str, str | None]:
 
 def _check_content(head: bytes, name: str, kind: str | None, packed: str | None) -> None:
     """Raise UserError if the first bytes cannot be those of the format, or of the compression `packed`."""
-    defect = pointer(head)
+    defect = detect_pointer(head)
     is_page = kind == "jsonl" and head.lstrip().startswith(b"<")
     if defect is None and (is_page or ((packed or kind not in (None, "txt")) and _HTML.match(head))):
         defect = "a web page instead of the data, such as the message of a server"
@@ -253,7 +253,7 @@ class _Frames(io.RawIOBase):
         return count
 
 
-def _first_bytes(path: Path, compression: str) -> bytes:
+def _read_first_bytes(path: Path, compression: str) -> bytes:
     try:
         with open_stream(path, compression) as stream:
             return stream.read(_HEAD)
@@ -262,8 +262,8 @@ def _first_bytes(path: Path, compression: str) -> bytes:
         return b""
 
 
-def _by_content(head: bytes, kind: str | None) -> str | None:
-    """Return the format that the first bytes tell beyond doubt, else `kind`."""
+def _detect_format(head: bytes, kind: str | None) -> str | None:
+    """Return the format that the first bytes prove, else `kind`."""
     if head.startswith(b"PAR1"):
         return "parquet"
     if head[257:262] == b"ustar":

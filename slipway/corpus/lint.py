@@ -18,7 +18,7 @@ from slipway.common.errors import UserError, suggest
 from slipway.common.files import sha256_of
 from slipway.corpus.datasets import SUFFIXES, DataSet, open_data_set, prefix_of
 from slipway.corpus.documents import Document
-from slipway.corpus.errors import COUNTED, LeftOut, named
+from slipway.corpus.errors import COUNTED, LeftOut, list_omitted
 from slipway.corpus.formats import FORMATS, UnknownFormatError, recognize
 from slipway.corpus.readers import parquet_row_groups, read
 from slipway.corpus.sources import choose, search
@@ -57,13 +57,13 @@ class Report:
     kind
         ``data set``, or the format of a source file and its compression, such as ``jsonl.zst``.
     place
-        The unit of the problems' places: ``document``, ``byte``, ``row``, ...; None where they have none.
+        The unit of the problems' places: ``document``, ``byte``, ``row``, ...; None without places.
     documents, tokens
         How many there are; None if not known.
     problems
         By reason.
     notes
-        What was not checked, and why.
+        Checks that were left out, and why.
     """
 
     path: str
@@ -143,7 +143,7 @@ def lint(
     """
     left_out: list[LeftOut] = []
     targets = [target for path in paths for target in _targets(path, left_out)]
-    notes = [named(left_out)] if left_out else []
+    notes = [list_omitted(left_out)] if left_out else []
     sizes: dict[int, list[Path]] = {}
     for target in dict.fromkeys(targets):
         prefix = prefix_of(target)
@@ -181,13 +181,13 @@ def _targets(path: Path, left_out: list[LeftOut]) -> list[Path]:
     left_out += [LeftOut(str(file), "of no known format") for file in unknown]
     found = sorted(data_sets) + sources
     if not found:
-        more = f"; {named(left_out)}" if left_out else ""
+        more = f"; {list_omitted(left_out)}" if left_out else ""
         raise UserError(f"{path}: neither a data set nor a source of text is in this directory{more}")
     return found
 
 
 def _is_source(file: Path) -> bool:
-    """Return True if the format of a file is known: in a directory, others are none of ours."""
+    """Return True if the format of a file is known: in a directory, others are ignored."""
     try:
         recognize(file, str(file))
     except UnknownFormatError:
@@ -239,7 +239,7 @@ def _lint_source(path: Path, source_format: str, text_key: str, progress: Progre
             report.add("empty text", record.offset)
         if record.id is not None:
             ids.add(record.id, record.offset)
-    report.notes += [named(left_out)] if left_out else []
+    report.notes += [list_omitted(left_out)] if left_out else []
     for offset in ids.repeated():
         report.add("an id that an earlier record has", offset)
     return report
@@ -257,7 +257,7 @@ class _Identifiers:
         self._offsets.append(offset)
 
     def repeated(self) -> list[int]:
-        """Return the offsets of the records whose id is not the first of its kind, in order."""
+        """Return the offsets of the records that repeat an id, in order."""
         hashes = np.array(self._hashes, dtype=np.uint64)
         _, first = np.unique(hashes, return_index=True)
         is_repeated = np.ones(len(hashes), dtype=bool)
@@ -352,7 +352,7 @@ def _check_tokens(report: Report, data: DataSet, vocabulary: int | None, advance
 
 
 def _document_at(data: DataSet, token: int) -> int:
-    """Return the document that holds a token, of a data set whose tables may be wrong."""
+    """Return the document that holds a token; the data set's tables may be wrong."""
     sequence = int(np.searchsorted(data.pointers, token * data.header.token_bytes, side="right")) - 1
     return int(np.searchsorted(data.boundaries, sequence, side="right")) - 1
 
@@ -364,7 +364,7 @@ def _manifest(report: Report, prefix: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("expected an object")
     except FileNotFoundError:
-        report.notes.append("no manifest beside it: its digest and sources are not known")
+        report.notes.append("no manifest: its digest and sources are not known")
         return {}
     except (OSError, ValueError) as error:
         report.add(f"{path.name}: not a manifest: {error}")
@@ -373,7 +373,7 @@ def _manifest(report: Report, prefix: Path) -> dict[str, Any]:
 
 
 def _check_outputs(report: Report, data: DataSet, manifest: dict[str, Any], digest: str | None) -> None:
-    """Compare the files with what the manifest says of them."""
+    """Compare the files with the manifest."""
     for output in manifest.get("outputs", ()):
         path = data.prefix.with_name(Path(output["path"]).name)
         if path.name == f"{data.prefix.name}.bin" and digest is not None:
@@ -404,4 +404,4 @@ def _check_origins(report: Report, data: DataSet, manifest: dict[str, Any]) -> N
     files = np.memmap(path, [("file", "<u4"), ("offset", "<u8")], mode="r")["file"]
     wrong = np.flatnonzero(files >= len(manifest.get("sources", ())))
     if len(wrong):
-        report.add("a source that the manifest lacks", *map(int, wrong[:_NAMED]), count=len(wrong))
+        report.add("a source that is not in the manifest", *map(int, wrong[:_NAMED]), count=len(wrong))

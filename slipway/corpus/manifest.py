@@ -14,7 +14,7 @@ import numpy.typing as npt
 from slipway.arithmetic.indexed import manifest_path
 from slipway.common.errors import UserError
 from slipway.corpus.cleaning import DropCounts
-from slipway.corpus.errors import BadRecord, LeftOut, named, place
+from slipway.corpus.errors import BadRecord, LeftOut, list_omitted, place
 from slipway.corpus.plan import Plan
 from slipway.corpus.sources import read_left_out
 
@@ -27,7 +27,7 @@ _SHOWN = 5
 
 
 def read_manifest(prefix: Path) -> dict[str, Any] | None:
-    """Return the manifest beside the data; None if there is none that can be read."""
+    """Return the manifest of a data set; None if it is missing or cannot be read."""
     try:
         manifest = json.loads(manifest_path(prefix).read_bytes())
     except (OSError, ValueError):
@@ -37,7 +37,7 @@ def read_manifest(prefix: Path) -> dict[str, Any] | None:
 
 
 def is_complete(plan: Plan) -> bool:
-    """Return True if the outputs of this plan are there, with the sizes that the manifest tells.
+    """Return True if the outputs of this plan are there, with the manifest's sizes.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def is_complete(plan: Plan) -> bool:
 
 
 def _check_replaceable(plan: Plan, manifest: dict[str, Any] | None) -> None:
-    preparation, marker = plan.preparation, published_key(plan)
+    preparation, marker = plan.preparation, publishing_file(plan)
     if preparation.replace or (marker.is_file() and marker.read_text() == plan.key):
         return
     prefixes = [preparation.prefix_of(name) for name in preparation.splits or (None,)]
@@ -96,8 +96,8 @@ def _differences(plan: Plan, manifest: dict[str, Any]) -> list[str]:
     return others + [name for name, value in mine.items() if manifest[name] != value]
 
 
-def published_key(plan: Plan) -> Path:
-    """Return the file with the key of the plan whose outputs are being renamed; a kill may leave some."""
+def publishing_file(plan: Plan) -> Path:
+    """Return the file that holds a plan's key while its outputs are renamed; a kill may leave some."""
     return plan.preparation.units_dir / "publishing"
 
 
@@ -174,7 +174,7 @@ def summary(plan: Plan, manifest: dict[str, Any]) -> str:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         text += f"; {sum(dropped.values()):,} documents dropped ({reasons})"
     if counts["left_out"]:
-        text += f"; {named([LeftOut(**entry) for entry in manifest['left_out']], counts['left_out'])}"
+        text += f"; {list_omitted([LeftOut(**entry) for entry in manifest['left_out']], counts['left_out'])}"
     if bad:
         shown = [
             place(plan.files[entry["file"]], BadRecord(entry["file"], entry["offset"], entry["reason"]))
@@ -189,4 +189,4 @@ def _split_counts(plan: Plan, manifest: dict[str, Any]) -> Iterator[str]:
     documents = {entry["path"]: entry.get("documents") for entry in manifest["outputs"]}
     for split in plan.preparation.splits or ():
         count = documents[f"{plan.preparation.prefix_of(split).name}.bin"]
-        yield f"{split} {count:,}" if count else f"{split} has none"
+        yield f"{split} {count:,}" if count else f"{split} is empty"

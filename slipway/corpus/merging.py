@@ -19,14 +19,14 @@ from slipway.common.errors import UserError
 from slipway.common.files import sync_path, write_atomic
 from slipway.corpus import duplicates
 from slipway.corpus.cleaning import DropCounts
-from slipway.corpus.manifest import data_manifest, is_complete, published_key, summary
+from slipway.corpus.manifest import data_manifest, is_complete, publishing_file, summary
 from slipway.corpus.plan import Plan
 from slipway.corpus.progress import Progress, heartbeat, say
-from slipway.corpus.shards import ShardPaths, abandoned, token_type, unfinished, write_index
+from slipway.corpus.shards import ShardPaths, find_abandoned, make_temporary_path, token_type, write_index
 from slipway.corpus.tokenizing import check_bad
 
 _CHUNK = 1 << 22
-# Documents whose lengths are in memory at a time.
+# Number of documents' lengths in memory at a time.
 _DOCUMENTS = 1 << 20
 _DROPPED, _NONE = -1, -2
 
@@ -133,7 +133,7 @@ def _write(
     dtype = token_type(plan.tokenizer.vocabulary_size)
     names: list[str | None] = list(preparation.splits or ()) or [None]
     preparation.output_prefix.parent.mkdir(parents=True, exist_ok=True)
-    for path in abandoned(preparation.output_prefix.parent, preparation.output_prefix.name):
+    for path in find_abandoned(preparation.output_prefix.parent, preparation.output_prefix.name):
         path.unlink(missing_ok=True)
     outputs = [Output(preparation.prefix_of(name), dtype, name) for name in names]
     for output in outputs:
@@ -271,7 +271,7 @@ class Output:
 
 
 class _HashedFile:
-    """File for writing whose size and SHA-256 are known at the end."""
+    """File for writing that returns its size and SHA-256 at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.size = path, 0
@@ -294,20 +294,20 @@ class _HashedFile:
         self._stream.close()
 
     def discard(self) -> None:
-        # What a full disk does not take is not wanted either.
+        # A failed flush to a full disk does not matter.
         with contextlib.suppress(OSError):
             self._stream.close()
         self.path.unlink(missing_ok=True)
 
 
 def _temporary(prefix: Path, suffix: str) -> Path:
-    return unfinished(prefix.parent, f"{prefix.name}{suffix}")
+    return make_temporary_path(prefix.parent, f"{prefix.name}{suffix}")
 
 
 def _publish(plan: Plan, outputs: Sequence[Output], manifest: dict[str, Any]) -> None:
     prefix = plan.preparation.output_prefix
     path = indexed.manifest_path(prefix)
-    write_atomic(published_key(plan), plan.key)
+    write_atomic(publishing_file(plan), plan.key)
     # A manifest, or an index, would vouch for data that it does not describe.
     path.unlink(missing_ok=True)
     for output in outputs:

@@ -17,7 +17,7 @@ from slipway.corpus.spec import Preparation
 from slipway.corpus.tokenizers import TokenizerFiles
 from slipway.corpus.units import SourceFile, Unit, divide
 
-# Of what a shard holds: with another one, shards are made again.
+# Version of a shard's content: with another one, shards are made again.
 _SHARD_VERSION = 2
 _LIBRARIES = ("slipway", "tokenizers")
 _CLEANING = ("datatrove", "spacy")

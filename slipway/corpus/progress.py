@@ -57,7 +57,7 @@ class Progress:
     count
         Items in total.
     noun
-        What is counted, in the plural.
+        Name of the items, in the plural.
     """
 
     def __init__(self, verb: str, size: int, count: int, noun: str) -> None:

@@ -1,4 +1,4 @@
-"""Readers of source files: documents, and the records that are none, in the order of the file.
+"""Readers of source files: documents and bad records, in the order of the file.
 
 All of them stream: a file is never in memory as a whole but a text file, which is one document.
 """
@@ -17,11 +17,11 @@ from slipway.corpus.documents import (
     UNREADABLE,
     Document,
     Record,
-    damaged,
-    decoded,
+    decode,
     object_parser,
     read_content,
-    too_large,
+    report_damaged,
+    report_too_large,
 )
 from slipway.corpus.errors import LONG_LINE, BadRecord, missing_library
 from slipway.corpus.formats import FREE_BYTES, DamagedError, ExpansionError, open_stream
@@ -33,10 +33,10 @@ from slipway.corpus.wikitext import plain_text
 _LONGEST_LINE = 1 << 26
 # Rows that are read together, and the bytes that they may have if each is as large as its column.
 _ROWS, _ROWS_BYTES = 256, 1 << 28
-# What a row counts for besides its text.
+# A row's size besides its text.
 _ROW_BYTES = 16
 _PART = 1 << 20
-# Begins and ends of elements within a page, each of which is held in memory.
+# Begins and ends of elements within a page; each is held in memory.
 _PAGE_EVENTS = 1 << 21
 _TEXT_TYPES = ("string", "large_string", "string_view")
 
@@ -47,7 +47,7 @@ def read(piece: Piece, file: SourceFile, leave_out: LeaveOut = lambda entry: Non
     Parameters
     ----------
     piece, file
-        What is read.
+        The bytes to read, and their file.
     leave_out
         Called with each member of a tar shard that is not read.
 
@@ -74,7 +74,7 @@ def read(piece: Piece, file: SourceFile, leave_out: LeaveOut = lambda entry: Non
             # A character has four bytes at most.
             if isinstance(record, Document) and len(record.text) > limit // 4:
                 is_too_large = len(record.text.encode()) > limit
-                yield too_large(file, record.offset) if is_too_large else record
+                yield report_too_large(file, record.offset) if is_too_large else record
             else:
                 yield record
     except ExpansionError:
@@ -114,9 +114,9 @@ def _read_text(piece: Piece, file: SourceFile) -> Iterator[Record]:
         with open_stream(file.path, file.compression, file.max_expansion) as stream:
             content = read_content(stream, file)
     except DamagedError:
-        yield damaged(file, 0)
+        yield report_damaged(file, 0)
         return
-    yield decoded(content, file, 0)
+    yield decode(content, file, 0)
 
 
 def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
@@ -146,7 +146,7 @@ def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
                 if begin == 0 and isinstance(record, BadRecord) and record.is_loss:
                     return
     except DamagedError:
-        yield damaged(file, offset)
+        yield report_damaged(file, offset)
 
 
 def _skip_line(stream: BinaryIO) -> int:
@@ -166,7 +166,7 @@ def _open_parquet(path: Path, name: str) -> Any:
     except ImportError:
         raise missing_library("pyarrow", f"reading {name}") from None
     try:
-        # Without a buffer of its own, it would read the column of a whole row group at once.
+        # Without a buffer it would read the column of a whole row group at once.
         return parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(
@@ -249,7 +249,7 @@ def _read_wikipedia(piece: Piece, file: SourceFile) -> Iterator[Record]:
         if not number:
             yield BadRecord(file.number, 0, "no page of a dump of Wikipedia", is_loss=True)
     except DamagedError:
-        yield damaged(file, number)
+        yield report_damaged(file, number)
     except (ElementTree.ParseError, StopIteration):
         reason = "not well-formed XML: the rest of the file is not read"
         yield BadRecord(file.number, number, reason, is_loss=True)

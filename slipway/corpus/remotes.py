@@ -56,7 +56,7 @@ class TransientError(Exception):
 
 
 class ChangedError(Exception):
-    """The file on the server is not the one of which a part was received."""
+    """The file on the server is not the one that was received in part."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Version:
             "date": (self.modified, other.modified),
         }
         if self.etag and other.etag:
-            del pairs["date"]  # copies on several servers have the same ETag and dates of their own
+            del pairs["date"]  # copies on several servers have the same ETag but different dates
         return next(
             (
                 f"{name} {old} became {new}"
@@ -153,7 +153,7 @@ class HttpFile:
             The first byte. The response may begin at 0 nevertheless: the server has no ranges, or another
             version.
         known
-            The version of which `start` bytes were received, or for `start` 0 one that need not be sent.
+            The version of the `start` bytes received; for `start` 0 the version that need not be sent.
         timeout
             Seconds to wait for the connection and for each read.
 
@@ -212,7 +212,7 @@ class HttpFile:
             try:
                 target = public_name(urljoin(self.address, error.headers.get("Location", "")))
             except ValueError:
-                target = "what is no address"
+                target = "an invalid address"
             return UserError(
                 f"{self.name}: redirected to {target}, which is not followed: "
                 "from https only to https, from http to http or https, and 10 times at most"
@@ -259,7 +259,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> Any:
         try:
             return super().http_error_302(req, fp, code, msg, headers)
-        except (ValueError, OverflowError):  # what it leads to is no address
+        except (ValueError, OverflowError):  # its target is not an address
             raise urllib.error.HTTPError(req.full_url, code, msg, headers, fp) from None
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
@@ -283,7 +283,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Connection(http.client.HTTPConnection):
-    """Connection whose headers come within the time-out together: each byte of them would begin it anew."""
+    """Connection with one time-out for all headers: by default each byte begins it anew."""
 
     is_late = False
 
@@ -295,7 +295,7 @@ class _Connection(http.client.HTTPConnection):
         finally:
             timer.cancel()
             if self.is_late:
-                raise TimeoutError  # in place of what the end looks like
+                raise TimeoutError  # instead of the error of a closed connection
 
     def _end(self) -> None:
         self.is_late = True
@@ -341,7 +341,7 @@ def _version_of(response: Any) -> tuple[Version, int]:
 
 
 def _number(text: str | None) -> int | None:
-    """Return the number of a header; None if it is none."""
+    """Return the number of a header; None for other text."""
     return int(text) if text and re.fullmatch(_NUMBER, text.strip()) else None
 
 
@@ -415,7 +415,7 @@ Remote = HttpFile | S3File
 
 
 def list_s3(bucket: str, prefix: str, timeout: float = 60.0) -> Iterator[tuple[str, int]]:
-    """Yield key and size in bytes of the objects whose keys begin with `prefix`, in order."""
+    """Yield key and size in bytes of the objects with keys that begin with `prefix`, in order."""
     try:
         pages = s3_client(timeout, retries=True).get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=bucket, Prefix=prefix):
@@ -460,7 +460,7 @@ def s3_error(error: Exception, name: str) -> Exception:
     if isinstance(error, (botocore_errors.BotoCoreError, ValueError)):
         return UserError(f"{name}: {error}")
     if isinstance(error, _NO_ANSWER):
-        return UserError(f"{name}: the answer is none of S3's: {error!r}")
+        return UserError(f"{name}: the answer is not S3's: {error!r}")
     return error
 
 
@@ -469,7 +469,7 @@ def _s3_refusal(response: Any, name: str) -> Exception:
     metadata = response.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
     if code in ("PreconditionFailed", "InvalidRange") or status in (412, 416):
-        return ChangedError("the object is not the one of which a part was received")
+        return ChangedError("the object changed while it was being downloaded")
     if status in _TRANSIENT or code in ("SlowDown", "RequestTimeout", "Throttling"):
         return TransientError(
             f"{code} {message}", retry_after(metadata.get("HTTPHeaders", {}).get("retry-after"))

@@ -29,7 +29,7 @@ from slipway.common.files import sync_path, write_atomic
 ORIGIN = np.dtype([("file", "<u4"), ("offset", "<u8")])
 assert ORIGIN.itemsize == indexed.ORIGIN.size
 HASH_BYTES = 16
-# Documents whose index is written at a time.
+# Documents per write of an index.
 _DOCUMENTS = 1 << 20
 _CODES = {name: code for code, (name, _) in indexed.TOKEN_TYPES.items()}
 
@@ -79,7 +79,7 @@ class ShardPaths:
 
 
 class ShardWriter:
-    """Writer of a shard in a directory of its own; `publish` renames the files.
+    """Writer of a shard in its own directory; `publish` renames the files.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class ShardWriter:
 
     def __init__(self, paths: ShardPaths, dtype: np.dtype[Any], with_hashes: bool) -> None:
         self._paths, self._dtype, self._with_hashes = paths, dtype, with_hashes
-        self._directory = unfinished(paths.directory, f"{paths.unit:06d}")
+        self._directory = make_temporary_path(paths.directory, f"{paths.unit:06d}")
         self._lengths: list[int] = []
         self._open: dict[str, Any] = {}
 
@@ -135,7 +135,7 @@ class ShardWriter:
         for stream in self._open.values():
             stream.flush()
             os.fsync(stream.fileno())
-        # A shard of another key: without its .json it is none.
+        # A shard of another key is invalid without its .json.
         self._paths.path(".json").unlink(missing_ok=True)
         for part in self._directory.iterdir():
             part.replace(self._paths.path(part.name))
@@ -169,18 +169,18 @@ def write_index(stream: Any, dtype: np.dtype[Any], documents: int, lengths: Any)
         stream.write(np.arange(start, min(start + _DOCUMENTS, documents + 1), dtype="<i8").data)
 
 
-def unfinished(directory: Path, name: str) -> Path:
+def make_temporary_path(directory: Path, name: str) -> Path:
     """Return the path of a file or directory that this process has not finished."""
-    return directory / f"{_unfinished()}{os.getpid()}-{name}"
+    return directory / f"{_temporary_prefix()}{os.getpid()}-{name}"
 
 
-def abandoned(directory: Path, name: str = "") -> Iterator[Path]:
+def find_abandoned(directory: Path, name: str = "") -> Iterator[Path]:
     """Yield what killed processes of this host have not finished, if its name begins so."""
-    for path in directory.glob(f"{glob.escape(_unfinished())}*"):
-        pid, _, rest = path.name.removeprefix(_unfinished()).partition("-")
+    for path in directory.glob(f"{glob.escape(_temporary_prefix())}*"):
+        pid, _, rest = path.name.removeprefix(_temporary_prefix()).partition("-")
         if pid.isdigit() and rest.startswith(name) and not Path(f"/proc/{pid}").exists():
             yield path
 
 
-def _unfinished() -> str:
+def _temporary_prefix() -> str:
     return f".unfinished-{socket.gethostname()}-"

@@ -18,9 +18,9 @@ from slipway.arithmetic.globs import split_glob
 from slipway.common.errors import UserError
 from slipway.common.files import open_regular, sha256_of, write_atomic
 from slipway.common.sections import Input
-from slipway.corpus.errors import LeftOut, OutsideError, named
+from slipway.corpus.errors import LeftOut, OutsideError, list_omitted
 from slipway.corpus.fetching import Download, Fetched, Policy, fetch_all, file_name
-from slipway.corpus.formats import auxiliary, recognize
+from slipway.corpus.formats import find_auxiliary, recognize
 from slipway.corpus.progress import Progress, say
 from slipway.corpus.readers import parquet_row_groups
 from slipway.corpus.remotes import Remote, S3File, TransientError, list_s3, remote
@@ -123,7 +123,7 @@ def collect(preparation: Preparation, policy: Policy | None = None) -> list[Sour
 
 
 def discover(preparation: Preparation, left_out: list[LeftOut] | None = None) -> list[Source]:
-    """Return the sources in their final order, of which none was read yet.
+    """Return the sources in their final order; none has been read.
 
     Parameters
     ----------
@@ -148,8 +148,8 @@ def discover(preparation: Preparation, left_out: list[LeftOut] | None = None) ->
             same = found.setdefault(source.identity, source)
             if same.place != source.place and not isinstance(source.place, Path):
                 raise UserError(
-                    f"inputs: {source.name}: two addresses differ only in what is kept secret here; name "
-                    "one of them"
+                    f"inputs: {source.name}: two addresses differ only in a part that is kept secret here; "
+                    "name one of them"
                 )
             former = same.entry
             if (former.format, former.text_key) != (entry.format, entry.text_key):
@@ -165,7 +165,7 @@ def discover(preparation: Preparation, left_out: list[LeftOut] | None = None) ->
         )
     sources = [found[identity] for identity in sorted(found)]
     random.Random(preparation.seed).shuffle(sources)
-    return list(_limited(sources, preparation.max_files, preparation.max_bytes))
+    return list(_limit(sources, preparation.max_files, preparation.max_bytes))
 
 
 def _matches(entry: Input, pattern: str, left_out: list[LeftOut]) -> Iterable[Source]:
@@ -188,7 +188,7 @@ def _local_matches(entry: Input, pattern: str, left_out: list[LeftOut]) -> Itera
     place, wildcards = split_glob(entry.location)
     location = Path(place)
     if not wildcards and not location.is_dir():
-        yield _local(entry, location)
+        yield _find_local(entry, location)
         return
     matches = [""]
     if wildcards:
@@ -199,13 +199,13 @@ def _local_matches(entry: Input, pattern: str, left_out: list[LeftOut]) -> Itera
         if not (location / match).is_dir():
             names.add(match)
             continue
-        files = _matching(search(location / match), pattern, location / match, left_out)
+        files = _select_matching(search(location / match), pattern, location / match, left_out)
         names |= {str(Path(match, name)) for name in files}
     taken = choose(sorted(names), wildcards or pattern, location, left_out)
     if not taken:
         what = "matches" if wildcards else f"in {place} matches pattern={pattern!r}"
-        raise UserError(f"inputs: {entry.location}: no file {what}{_besides(left_out)}")
-    yield from (_local(entry, location / name) for name in taken)
+        raise UserError(f"inputs: {entry.location}: no file {what}{_add_left_out(left_out)}")
+    yield from (_find_local(entry, location / name) for name in taken)
 
 
 def search(directory: Path) -> list[str]:
@@ -227,11 +227,11 @@ def search(directory: Path) -> list[str]:
     return files
 
 
-def _matching(names: Sequence[str], pattern: str, place: object, left_out: list[LeftOut]) -> list[str]:
+def _select_matching(names: Sequence[str], pattern: str, place: object, left_out: list[LeftOut]) -> list[str]:
     """Return the names below a place that fit the pattern; the others are left out."""
     patterns = _parts_of(pattern)
     others = {name: f"not {pattern}" for name in names if not _fits(name.split("/"), patterns)}
-    return _without(names, others, place, left_out)
+    return _leave_out(names, others, place, left_out)
 
 
 def choose(names: Sequence[str], pattern: str, place: Path | str, left_out: list[LeftOut]) -> list[str]:
@@ -243,10 +243,10 @@ def choose(names: Sequence[str], pattern: str, place: Path | str, left_out: list
     for path, name in [(place / name, name) for name in names] if isinstance(place, Path) else ():
         if path.exists() and not path.is_file():
             reasons[name] = "a link to a directory" if path.is_dir() else "no regular file"
-    return _without(names, reasons | auxiliary(names, pattern), place, left_out)
+    return _leave_out(names, reasons | find_auxiliary(names, pattern), place, left_out)
 
 
-def _without(
+def _leave_out(
     names: Sequence[str], reasons: dict[str, str], place: object, left_out: list[LeftOut]
 ) -> list[str]:
     for name, reason in sorted(reasons.items()):
@@ -254,11 +254,11 @@ def _without(
     return sorted(set(names).difference(reasons))
 
 
-def _besides(left_out: Sequence[LeftOut]) -> str:
-    return f"; {named(left_out)}" if left_out else ""
+def _add_left_out(left_out: Sequence[LeftOut]) -> str:
+    return f"; {list_omitted(left_out)}" if left_out else ""
 
 
-def _local(entry: Input, path: Path) -> Source:
+def _find_local(entry: Input, path: Path) -> Source:
     try:
         return Source(entry.name or str(path), path.absolute(), path.stat().st_size, entry)
     except FileNotFoundError:
@@ -280,7 +280,7 @@ def _s3_matches(
     start = prefix if is_prefix else ""
     place = f"s3://{bucket}/{start}".rstrip("/")
     if is_prefix:
-        names = _matching([name.removeprefix(start) for name in objects], pattern, place, left_out)
+        names = _select_matching([name.removeprefix(start) for name in objects], pattern, place, left_out)
     else:
         names = [name for name in objects if name == key or _fits(name.split("/"), key.split("/"))]
     # An object of this very name is no glob.
@@ -290,7 +290,7 @@ def _s3_matches(
         yield Source(entry.name or file.name, file, objects[file.key], entry)
     if not names:
         what = f"matches pattern={pattern!r}" if is_prefix else "matches"
-        raise UserError(f"inputs: {entry.location}: no object {what}{_besides(left_out)}")
+        raise UserError(f"inputs: {entry.location}: no object {what}{_add_left_out(left_out)}")
 
 
 def _parts_of(pattern: str) -> list[str]:
@@ -298,14 +298,14 @@ def _parts_of(pattern: str) -> list[str]:
     parts = pattern.split("/")
     if any("**" in part and part != "**" for part in parts) or not all(parts):
         raise UserError(
-            f"pattern={pattern!r}: expected a glob for names of files, such as *.jsonl; `**` stands alone, "
+            f"pattern={pattern!r}: expected a glob for file names, such as *.jsonl; `**` is one component, "
             "and it is relative"
         )
     return ["**", *parts]
 
 
 def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Return True if the components of a path match those of a glob, of which `**` is any number."""
+    """Return True if the components of a path match those of a glob, where `**` is any number."""
     if not patterns:
         return not parts
     if patterns[0] == "**":
@@ -313,7 +313,7 @@ def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     return bool(parts) and fnmatch.fnmatchcase(parts[0], patterns[0]) and _fits(parts[1:], patterns[1:])
 
 
-def _limited(sources: Sequence[Source], max_files: int | None, max_bytes: int | None) -> Iterator[Source]:
+def _limit(sources: Sequence[Source], max_files: int | None, max_bytes: int | None) -> Iterator[Source]:
     total = 0
     for number, source in enumerate(sources):
         if max_bytes is not None:
@@ -326,7 +326,7 @@ def _limited(sources: Sequence[Source], max_files: int | None, max_bytes: int | 
 
 
 def _size(source: Source) -> int:
-    """Return the size of a source, for which a web server is asked; 0 if it does not tell."""
+    """Return the size of a source, asking a web server if needed; 0 if it is unknown."""
     if source.size is not None or isinstance(source.place, Path):
         return source.size or 0
     try:

@@ -13,7 +13,7 @@ ROOT = "data_preparation"
 
 
 class Preparation(sections.DataPreparation):
-    """Everything that a data preparation is told; `docs/data.md` explains each key."""
+    """The configuration of a data preparation; `docs/data.md` explains each key."""
 
     @property
     def units_dir(self) -> Path:
@@ -64,7 +64,7 @@ def load(directory: Path, name: str) -> Preparation:
 
 
 def read(config: Mapping[str, Any]) -> Preparation:
-    """Check the node `data_preparation`, whose `run` is the launcher's alone.
+    """Check the node `data_preparation`; its `run` is only for the launcher.
 
     Raises
     ------

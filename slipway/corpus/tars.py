@@ -16,11 +16,11 @@ from slipway.corpus.documents import (
     Document,
     Parser,
     Record,
-    damaged,
-    decoded,
+    decode,
     object_parser,
     read_content,
-    too_large,
+    report_damaged,
+    report_too_large,
 )
 from slipway.corpus.errors import BadRecord, LeftOut
 from slipway.corpus.formats import (
@@ -28,9 +28,9 @@ from slipway.corpus.formats import (
     FREE_BYTES,
     DamagedError,
     ExpansionError,
-    auxiliary,
+    detect_pointer,
+    find_auxiliary,
     open_stream,
-    pointer,
 )
 from slipway.corpus.units import SourceFile
 
@@ -59,10 +59,10 @@ def read_tar(file: SourceFile, leave_out: LeaveOut) -> Iterator[Record]:
             # Zeros end an archive: those in place of a header, too, and those of archives that were joined.
             end: Any = archive.fileobj
             if any(part.strip(b"\0") for part in iter(lambda: end.read(tarfile.RECORDSIZE), b"")):
-                reason = "damaged tar data, or archives that were joined: what is behind the end is not read"
+                reason = "damaged tar data, or archives that were joined: bytes after the end are not read"
                 yield BadRecord(file.number, following, reason, is_loss=True)
     except (DamagedError, tarfile.TarError):
-        yield damaged(file, following, "tar")
+        yield report_damaged(file, following, "tar")
         return
     if not following:
         yield BadRecord(file.number, 0, "no member *.txt or *.json")
@@ -87,7 +87,7 @@ class _Member:
 def _read_sample(
     members: Iterable[_Member], file: SourceFile, parse: Parser, leave_out: LeaveOut
 ) -> Iterator[Record]:
-    """Yield the texts of a sample; ``NAME.0.txt``, ``NAME.1.txt``, ... are one, ``*.json`` is beside them."""
+    """Yield the texts of a sample; ``NAME.0.txt``, ``NAME.1.txt``, ... are one, ``*.json`` goes with them."""
     name, has_text, first = None, False, 0
     parts: list[tuple[int, bytes | bytearray]] = []
     objects: list[_Member] = []
@@ -106,11 +106,11 @@ def _read_sample(
             parts.append((int(match[2]), member.content.removeprefix(BOM)))
         else:
             has_text = True
-            yield decoded(member.content, file, member.number)
+            yield decode(member.content, file, member.number)
     if parts:
         contents = [content for _, content in sorted(parts, key=lambda part: part[0])]
-        # A pointer is none of the others' text.
-        yield decoded(next(filter(pointer, contents), b"\n\n".join(contents)), file, first)
+        # A pointer is not part of the others' text.
+        yield decode(next(filter(detect_pointer, contents), b"\n\n".join(contents)), file, first)
     for member in objects:
         if parts or has_text:
             leave_out(LeftOut(f"{file.name}: {escape(member.name)}", "beside the text of its sample"))
@@ -121,7 +121,7 @@ def _read_sample(
 def _read_objects(member: _Member, file: SourceFile, parse: Parser) -> Iterator[Record]:
     """Yield the objects of a member: one, or one in each line."""
     if len(member.content) > file.max_document_bytes:
-        yield replace(too_large(file, member.number), is_loss=True)
+        yield replace(report_too_large(file, member.number), is_loss=True)
         return
     lines = [line for line in member.content.split(b"\n") if line and not line.isspace()]
     if member.suffix == ".json" and not (len(lines) > 1 and isinstance(parse(lines[0], 0), Document)):
@@ -161,7 +161,7 @@ def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[_Member]:
             continue
         path = PurePath(header.name)
         name, suffix = str(path), path.suffix.lower()
-        reason = auxiliary([name]).get(name)
+        reason = find_auxiliary([name]).get(name)
         if reason is None and not header.isfile():
             reason = "a link, or no file"
         if reason is None and FORMATS_BY_SUFFIX.get(suffix) not in ("txt", "jsonl"):

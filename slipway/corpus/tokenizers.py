@@ -94,7 +94,7 @@ def obtain(
         _fetch(preparation, wanted, policy)
     elif source.url is not None:
         _fetch(preparation, [(source.url, source.sha256, None)], policy)
-    elif source.file is None and not _present(preparation):
+    elif source.file is None and not _find_files(preparation):
         size = preparation.vocab_size or _VOCABULARY
         say(f"training a byte-level BPE of {size:,} tokens on the first text of the sources")
         write_atomic(preparation.work_dir / _TRAINED, json.dumps({str(directory): size}))
@@ -119,9 +119,9 @@ def describe(preparation: Preparation) -> TokenizerFiles:
     Raises
     ------
     UserError
-        If there is none, or it is malformed.
+        If it is missing or malformed.
     """
-    paths = _present(preparation)
+    paths = _find_files(preparation)
     if not paths:
         raise UserError(f"tokenizer_dir={preparation.tokenizer_dir}: no tokenizer is there; run fetch")
     try:
@@ -134,11 +134,11 @@ def describe(preparation: Preparation) -> TokenizerFiles:
         raise UserError(f"tokenizer.file={source.file}: its sha256 is {digest}, expected {source.sha256}")
     kind = kind_of(paths)
     if kind == "gpt2":
-        size, end = _of_vocab(paths[0], contents[0], source.end_of_document)
+        size, end = _read_vocab(paths[0], contents[0], source.end_of_document)
     elif kind == "tokenizer.json":
-        size, end = _of_fast(paths[0], source.end_of_document)
+        size, end = _read_fast(paths[0], source.end_of_document)
     else:
-        size, end = _of_pieces(paths[0], contents[0], source.end_of_document)
+        size, end = _read_pieces(paths[0], contents[0], source.end_of_document)
     return TokenizerFiles(kind, paths, digest, size, end)
 
 
@@ -200,7 +200,7 @@ def open_decoder(paths: Sequence[Path]) -> Decoder:
     Raises
     ------
     UserError
-        If there is none, it cannot be read, or its library is missing.
+        If it or its library is missing, or it cannot be read.
     """
     files = [file for path in paths for file in (files_in(path) if path.is_dir() else [path])]
     kind = kind_of(files) if len(files) in (1, 2) and all(map(Path.is_file, files)) else None
@@ -208,14 +208,14 @@ def open_decoder(paths: Sequence[Path]) -> Decoder:
         processor = load_pieces(files[0])
         return Decoder(processor.get_piece_size(), lambda ids: str(processor.decode(list(ids))))
     if kind is not None:
-        return _of_tokenizers(load_bpe(files) if kind == "gpt2" else load_fast(files[0]))
+        return _make_decoder(load_bpe(files) if kind == "gpt2" else load_fast(files[0]))
     raise UserError(
         f"tokenizer {', '.join(map(str, paths))}: expected vocab.json and merges.txt, a tokenizer.json, or a "
         "SentencePiece model (*.model), or the directory of one of these"
     )
 
 
-def _of_tokenizers(tokenizer: Any) -> Decoder:
+def _make_decoder(tokenizer: Any) -> Decoder:
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     return Decoder(size, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)))
 
@@ -232,14 +232,14 @@ def files_in(directory: Path) -> tuple[Path, ...]:
 
 
 def kind_of(paths: Sequence[Path]) -> str:
-    """Return the kind of a tokenizer: two files are GPT-2's, of one the content tells."""
+    """Return the kind of a tokenizer: two files are GPT-2's, one is read."""
     if len(paths) == 2:
         return "gpt2"
     with paths[0].open("rb") as stream:
         return "tokenizer.json" if _is_json(stream.read(256)) else "sentencepiece"
 
 
-def _present(preparation: Preparation) -> tuple[Path, ...]:
+def _find_files(preparation: Preparation) -> tuple[Path, ...]:
     """Return the files of the tokenizer that is there; none if one is to be fetched or trained."""
     source, directory = preparation.tokenizer, preparation.tokenizer_dir
     if source.file is not None:
@@ -261,7 +261,7 @@ def _present(preparation: Preparation) -> tuple[Path, ...]:
 def _fetch(
     preparation: Preparation, wanted: Sequence[tuple[str, str | None, str | None]], policy: Policy | None
 ) -> None:
-    """Fetch files into `tokenizer_dir`, given URL, SHA-256 and name; the content tells the name if None."""
+    """Fetch files into `tokenizer_dir`, given URL, SHA-256 and name; the content decides a missing name."""
     directory = preparation.tokenizer_dir
     if all(_is_there(directory, name, sha256) for _, sha256, name in wanted):
         return
@@ -297,7 +297,7 @@ def _is_there(directory: Path, name: str | None, sha256: str | None) -> bool:
 
 
 def _write_config(directory: Path, end: str | None) -> None:
-    """Name the end-of-document token as Hugging Face does, so that the trainer finds it beside the file."""
+    """Name the end-of-document token as Hugging Face does, so that the trainer finds it with the file."""
     path = directory / "tokenizer_config.json"
     if not path.exists():
         ids = load_fast(directory / FAST).get_vocab(with_added_tokens=True)
@@ -306,7 +306,7 @@ def _write_config(directory: Path, end: str | None) -> None:
         write_atomic(path, json.dumps(config, indent=1) + "\n")
 
 
-def _of_vocab(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
+def _read_vocab(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
     """Return size and end token of GPT-2's vocabulary."""
     try:
         entries = json.loads(content)
@@ -324,7 +324,7 @@ def _of_vocab(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
     return len(entries), int(entries[token])
 
 
-def _of_fast(path: Path, end: str | None) -> tuple[int, int]:
+def _read_fast(path: Path, end: str | None) -> tuple[int, int]:
     """Return size and end token of a ``tokenizer.json``; the size is the highest id's, added tokens too."""
     ids: dict[str, int] = load_fast(path).get_vocab(with_added_tokens=True)
     if not ids:
@@ -333,8 +333,8 @@ def _of_fast(path: Path, end: str | None) -> tuple[int, int]:
 
 
 def _end_token(path: Path, ids: dict[str, int], end: str | None) -> str:
-    """Return the token that ends a document: of the configuration, of the file beside, or a common one."""
-    stated = end or _stated_end(path.with_name("tokenizer_config.json"))
+    """Return the token that ends a document: of the configuration, the file next to it, or a common one."""
+    stated = end or _read_stated_end(path.with_name("tokenizer_config.json"))
     if stated is not None:
         if stated not in ids:
             raise UserError(f"tokenizer: {path} lacks the token {stated}, which is to end documents")
@@ -347,7 +347,7 @@ def _end_token(path: Path, ids: dict[str, int], end: str | None) -> str:
     return token
 
 
-def _stated_end(path: Path) -> str | None:
+def _read_stated_end(path: Path) -> str | None:
     try:
         token = json.loads(path.read_bytes()).get("eos_token")
     except (OSError, ValueError, AttributeError):
@@ -356,7 +356,7 @@ def _stated_end(path: Path) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _of_pieces(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
+def _read_pieces(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
     """Return size and end token of a SentencePiece model."""
     if not content:
         raise UserError(f"tokenizer: {path}: empty file")
@@ -436,7 +436,7 @@ def _sample(files: Sequence[SourceFile], on_error: str) -> Iterator[str]:
     Raises
     ------
     UserError
-        If there is none: a tokenizer of bare bytes would stay there for all that follows.
+        Without text: a tokenizer of bare bytes would be kept for all later runs.
     """
     total = 0
     first: BadRecord | None = None

@@ -1,4 +1,4 @@
-"""The phase `tokenize`: units become shards; what is done is not done again."""
+"""The phase `tokenize`: units become shards; finished ones are kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slipway.corpus.manifest import NAMED, is_complete
 from slipway.corpus.plan import Plan
 from slipway.corpus.progress import Progress, say
 from slipway.corpus.readers import read
-from slipway.corpus.shards import ShardWriter, abandoned, token_type
+from slipway.corpus.shards import ShardWriter, find_abandoned, token_type
 from slipway.corpus.tokenizers import BatchEncoder, open_tokenizer
 from slipway.corpus.units import Unit, size_of
 from slipway.corpus.workers import map_unordered
@@ -42,7 +42,7 @@ def tokenize(plan: Plan, task: int = 0, tasks: int = 1) -> None:
         say(f"tokenize: {preparation.output_prefix} is there already, from the same inputs and options")
         return
     mine = plan.units[task::tasks]
-    for directory in abandoned(preparation.units_dir):
+    for directory in find_abandoned(preparation.units_dir):
         shutil.rmtree(directory, ignore_errors=True)
     units = []
     for unit in mine:

@@ -42,11 +42,11 @@ class SourceFile:
     compression
         ``gz``, ``zst``, ``bz2``, ``xz`` or None.
     text_key
-        Key or column of the text; None for formats that have none.
+        Key or column of the text; None for formats without keys.
     row_groups
         Bytes of each row group of a Parquet file.
     max_document_bytes, max_expansion
-        Limits of the specification, for what this file may become in memory.
+        Limits of the specification on this file's content in memory.
     """
 
     number: int
@@ -62,7 +62,6 @@ class SourceFile:
     max_expansion: int = DataPreparation.max_expansion
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON."""
         return asdict(self) | {"path": str(self.path), "row_groups": list(self.row_groups)}
 
     @classmethod

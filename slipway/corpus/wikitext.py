@@ -13,7 +13,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 
-# Anybody may have written a page: each pattern takes a time that grows as the text, whatever is not closed.
+# Anybody may have written a page: each pattern takes linear time, also for unclosed elements.
 _COMMENTS = re.compile(r"<!--.*?-->", re.DOTALL)
 _ELEMENT = re.compile(
     r"<(/?)(ref|math|gallery|timeline|syntaxhighlight|source|score|imagemap|templatestyles|chem|hiero)\b"
@@ -51,7 +51,7 @@ def plain_text(markup: str) -> str:
     """Return the text of an article."""
     # None is closed behind the last end: looking for it from each begin would take the square of the time.
     end = markup.rfind("-->") + 3
-    text = _without_elements(_COMMENTS.sub("", markup[:end]) + markup[end:])
+    text = _remove_elements(_COMMENTS.sub("", markup[:end]) + markup[end:])
     text = _VARIANTS.sub(r"\1", text)
     text = _repeat(text, (_TEMPLATE, ""))
     text = _repeat(text, (_TABLE, ""))
@@ -70,8 +70,8 @@ def plain_text(markup: str) -> str:
     return _BLANK_LINES.sub("\n\n", text).strip()
 
 
-def _without_elements(text: str) -> str:
-    """Leave out the elements whose content is no text, each up to the first end of its name."""
+def _remove_elements(text: str) -> str:
+    """Leave out the elements without text content, each up to the first end of its name."""
     tags = list(_ELEMENT.finditer(text))
     ends = defaultdict(list)
     for tag in tags:

@@ -35,7 +35,7 @@ def map_unordered(
     Raises
     ------
     Exception
-        What the function raises, first of all items.
+        The function's first exception.
     OutsideError
         If a worker ended.
     """
@@ -52,7 +52,7 @@ def map_unordered(
             yield future.result()
     except BrokenProcessPool:
         raise OutsideError(
-            "a worker process was ended; the machine may be out of memory; what is done stays done: run it"
+            "a worker process was ended; the machine may be out of memory; finished work is kept: run it"
             " again"
         ) from None
     finally:

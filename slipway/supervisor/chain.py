@@ -1,4 +1,4 @@
-"""The decisions of a chain of jobs: a state machine that asks nobody; `Link` carries them out.
+"""The decisions of a chain of jobs: a pure state machine; `Link` carries them out.
 
 A link that has begun is in one of three states, and two events move it::
 
@@ -11,7 +11,7 @@ A link that has begun is in one of three states, and two events move it::
             the link before was done, stopped or cancelled
 
 The successor is submitted when a link begins, so that a node that dies does not end the chain, and only where
-there is none.
+it is missing.
 
 A failure is a link that ended without a newer checkpoint than it began with. Links that were preempted or
 requeued do not count. A newer checkpoint forgives all failures before it.
@@ -112,7 +112,7 @@ class Transition(NamedTuple):
 def look_back(
     settings: ChainSettings, link: int, before: Optional[Before], has_successor: bool
 ) -> Transition:
-    """Decide what a link does when it begins; `before` is ``None`` for the first link."""
+    """Decide the action of a link that begins; `before` is ``None`` for the first link."""
     if before is None:
         return Transition(Phase.RUNS, 0, None, _submits(settings, link, has_successor))
     ending = before.ending
@@ -121,7 +121,7 @@ def look_back(
     if before.state == "CANCELLED" and ending.verdict != "done":
         ending = ending._replace(verdict="stop", why="it was cancelled", nodes=())
     elif before.is_judged_now:
-        ending = limited(settings, ending, failures, before.has_progressed)
+        ending = limit_failures(settings, ending, failures, before.has_progressed)
     else:  # that link has seen to its nodes itself
         ending = ending._replace(nodes=())
     if ending.is_final:
@@ -129,7 +129,7 @@ def look_back(
     return Transition(Phase.RUNS, failures, ending, _submits(settings, link, has_successor))
 
 
-def after_end(
+def decide_after_end(
     settings: ChainSettings,
     link: int,
     ending: Ending,
@@ -147,13 +147,13 @@ def after_end(
         There is a newer checkpoint than when it began.
     """
     failures = 0 if has_progressed else failures + ending.is_failure
-    ending = limited(settings, ending, failures, has_progressed)
+    ending = limit_failures(settings, ending, failures, has_progressed)
     if ending.is_final:
         return Transition(Phase.OVER, failures, ending)
     return Transition(Phase.PASSED, failures, ending, _submits(settings, link, has_successor))
 
 
-def limited(settings: ChainSettings, ending: Ending, failures: int, has_progressed: bool) -> Ending:
+def limit_failures(settings: ChainSettings, ending: Ending, failures: int, has_progressed: bool) -> Ending:
     """Stop a chain that gets nowhere: `failures` counts this ending."""
     if ending.is_final or not ending.is_failure or has_progressed:
         return ending

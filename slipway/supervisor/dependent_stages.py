@@ -1,9 +1,9 @@
 """The stages around a training: the chain that a stage waits for, and the stages that wait for the training.
 
-Nobody knows beforehand which link will be the last. A stage after a chain therefore waits for the links that
+The last link of a chain is unknown beforehand. A stage after a chain therefore waits for the links that
 exist (``--dependency=afterany``), and each link adds the one that it submits. When the stage begins, it looks
 at the chain's marks, and leaves where the work is not done. So it runs after the success of the chain alone,
-whatever killed a link at whatever moment: Slurm itself starts it, and the marks judge.
+even if a link was killed at any moment: Slurm itself starts it, and the marks decide.
 
 A stage that is to look at each n-th checkpoint (`Repeated`) is submitted again and again while the training
 goes on: its own script, as a further job of its launch, one at a time. Its first job, which comes after the
@@ -34,8 +34,8 @@ from typing import (
 from slipway.common.files import AnyPath, read_json, write_atomic
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.checkpoints import Progress
-from slipway.common.node.marks import quoted
-from slipway.common.node.settings import SLURM, of_file_system
+from slipway.common.node.marks import quote
+from slipway.common.node.settings import SLURM, decode_file_names
 from slipway.supervisor.hooks import Hook
 from slipway.supervisor.job import Job, Leave
 
@@ -62,7 +62,7 @@ class Stage(NamedTuple):
     run, directory, tag
         Name of its run, its launch directory, and the launch's tag.
     dependency
-        Its own dependency beside the chain, as sbatch takes it.
+        Its other dependencies than the chain, as sbatch takes them.
     needs_success
         It is for a chain whose work is done; otherwise for any that is over.
     """
@@ -121,31 +121,31 @@ def read_stages(launch_dir: AnyPath) -> Stages:
         If it cannot be read.
     """
     try:
-        content = of_file_system(read_json(os.path.join(launch_dir, NAME)))
+        content = decode_file_names(read_json(os.path.join(launch_dir, NAME)))
     except FileNotFoundError:
         return Stages()
     try:
         before: Optional[Dict[str, Any]] = content.get("before")
         return Stages(
-            _typed(Stage(**before)) if before else None,
-            tuple(_typed(Stage(**stage)) for stage in content.get("after", ())),
-            tuple(_typed(Repeated(**stage)) for stage in content.get("repeated", ())),
+            _check_types(Stage(**before)) if before else None,
+            tuple(_check_types(Stage(**stage)) for stage in content.get("after", ())),
+            tuple(_check_types(Repeated(**stage)) for stage in content.get("repeated", ())),
         )
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{NAME} is damaged, or of another version: {error}") from error
 
 
-def _typed(stage: Any) -> Any:
+def _check_types(stage: Any) -> Any:
     """Return a stage; raise TypeError if a field of it is of another type, or no number from 1 on."""
     for name, kind in get_type_hints(type(stage)).items():
         value = getattr(stage, name)
         if not isinstance(value, kind) or (kind is int and value < 1):
-            raise TypeError(f"{name} is " + quoted(repr(value)))
+            raise TypeError(f"{name} is " + quote(repr(value)))
     return stage
 
 
 def waits_for(jobs: Sequence[str], own: str = "") -> str:
-    """Return the dependency of a stage on the end of all these jobs, beside its own."""
+    """Return the dependency of a stage on the end of all these jobs and its own dependency."""
     return ",".join(["afterany:" + ":".join(jobs), *([own] if own else [])])
 
 
@@ -165,7 +165,7 @@ class DependentStages:
             job.say(f"the stages before and after it are not known: {error}", sys.stderr)
 
     def hooks(self, tell: Callable[[], None], newest: Callable[[], Optional[Progress]]) -> List[Hook]:
-        """Return what is done beside the tasks: stages are told of links, and submitted after checkpoints."""
+        """Return the hooks that update stages with links, and submit stages after checkpoints."""
         if not self._stages.after and not self._stages.repeated:
             return []
 
@@ -200,7 +200,7 @@ class DependentStages:
         if end is not None:
             why += f": {end.sentence}"
         elif attempts and attempts[-1].why:
-            why += f": {quoted(attempts[-1].why)}"
+            why += f": {quote(attempts[-1].why)}"
         fields = {"exit_code": 1, "ended": int(time.time()), "verdict": "stop", "why": why}
         self._job.leave(marks.ENDED, fields)
         raise Leave(f"leaves without doing anything: {why}", 1)
@@ -208,7 +208,7 @@ class DependentStages:
     # --- stages after the chain ---
 
     def wait_for(self, jobs: Sequence[str]) -> None:
-        """Let the stages after the chain wait for these jobs too; what is known is not told again."""
+        """Let the stages after the chain wait for these jobs too; known ones are left out."""
         for stage in self._stages.after:
             if self._waited_jobs.get(stage.tag) == list(jobs):
                 continue
@@ -220,7 +220,7 @@ class DependentStages:
             if self._slurm.update_dependency(first.job_id, dependency):
                 self._waited_jobs[stage.tag] = list(jobs)
             else:
-                self._job.say(f"job {first.job_id}, {stage.run}, could not be told to wait for {dependency}")
+                self._job.say(f"job {first.job_id}, {stage.run}, could not be made to wait for {dependency}")
 
     def wait_until_submitted(self) -> None:
         """Wait for the launcher to submit the stages after the chain, as it does after the first link.
@@ -255,7 +255,7 @@ class DependentStages:
             if first is None or not first.waits:
                 continue
             if self._slurm.cancel([first.job_id]):
-                by = quoted(f"job {self._job.claimant}: {why}")
+                by = quote(f"job {self._job.claimant}: {why}")
                 marks.note_cancelled(stage.directory, first.job_id, by)
                 self._job.say(f"cancelled job {first.job_id}, {stage.run}, which waited for this chain")
             else:
@@ -266,7 +266,7 @@ class DependentStages:
     def wait_for_repeated(self) -> None:
         """Let the job after the training wait for all others of its stage.
 
-        A look that was ended in the middle may have submitted one, and told nobody.
+        A look that was interrupted may have submitted one without a record.
         """
         for stage in self._stages.repeated:
             queued = self._slurm.queued_jobs(stage.tag) or {}
@@ -285,7 +285,7 @@ class DependentStages:
         """Submit the stages that have enough new checkpoints to look at; a failure holds up nothing."""
         for stage in self._stages.repeated:
             before = _read_count(stage)
-            count = before.with_newest(newest, self._job.settings.engine)
+            count = before.count_newer(newest, self._job.settings.engine)
             if count.new >= stage.every:
                 problem = self._submit(stage)
                 count = count._replace(new=count.new if problem else 0, problem=problem)
@@ -295,7 +295,7 @@ class DependentStages:
                 self._note(stage, count)
 
     def _submit(self, stage: Repeated) -> str:
-        """Submit a further job of a stage, unless one waits already; return what is wrong, or ``""``."""
+        """Submit a further job of a stage, unless one waits already; return the error, or ``""``."""
         from slipway.supervisor.slurm import submitted_id
 
         queued = self._slurm.queued_jobs(stage.tag)
@@ -316,7 +316,7 @@ class DependentStages:
         if job_id is None:
             lost = (self._slurm.queued_jobs(stage.tag) or {}).get(link)
             if lost is None:
-                return quoted(answer.last_line)
+                return quote(answer.last_line)
             job_id = lost.job_id
         marks.claim(stage.directory, job_id, link)
         self._job.say(f"{stage.run} looks at the new checkpoints as job {job_id}")
@@ -324,13 +324,13 @@ class DependentStages:
         return ""
 
     def _wait_also(self, stage: Repeated, first: "QueuedJob", jobs: Sequence[str]) -> None:
-        """Let a stage's job after the training wait for these jobs, beside what it waits for already."""
+        """Let a stage's job after the training wait for these jobs too."""
         if not jobs:
             return
         own = [first.dependency] if first.dependency else []
         if not self._slurm.update_dependency(first.job_id, ",".join([*own, waits_for(jobs)])):
             waits = ", ".join(jobs)
-            self._job.say(f"job {first.job_id}, {stage.run}, could not be told to wait for job {waits}")
+            self._job.say(f"job {first.job_id}, {stage.run}, could not be made to wait for job {waits}")
 
     def _note(self, stage: Repeated, count: "_Count") -> None:
         try:
@@ -341,12 +341,12 @@ class DependentStages:
 
 
 def name_script(script: str, tag: str, link: int) -> str:
-    """Return the name under which a link's script is submitted, by which Slurm tells whose job it is."""
+    """Return the name under which a link's script is submitted, which identifies its job in Slurm."""
     directory, name = os.path.split(script)
     named = os.path.join(directory, "submitted", f"{tag}.{link}_submission.sh")
     try:
         with contextlib.suppress(FileExistsError):
-            os.mkdir(os.path.dirname(named))  # in a launch directory that was deleted there is none to make
+            os.mkdir(os.path.dirname(named))  # fails if the launch directory was deleted
         os.symlink(os.path.join("..", name), named)
     except FileExistsError:
         pass
@@ -367,7 +367,7 @@ class _Count(NamedTuple):
     new: int = 0
     problem: str = ""
 
-    def with_newest(self, newest: Optional[Progress], engine: str) -> "_Count":
+    def count_newer(self, newest: Optional[Progress], engine: str) -> "_Count":
         """Count the checkpoints up to a newer one: our trainer numbers them, of others each look sees one."""
         if newest is None or not checkpoints.is_newer(newest, self.newest):
             return self

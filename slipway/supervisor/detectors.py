@@ -1,4 +1,4 @@
-"""The detectors: each watches the tasks of every job, and may end them for a reason of its own.
+"""The detectors: each watches the tasks of every job, and may end them with its own reason.
 
 docs/architecture.md, "How to add a detector", has an example.
 """

@@ -17,10 +17,10 @@ class EarlierLinks:
 
     def __init__(self, job: Job, slurm: Slurm) -> None:
         self._job, self._slurm, self._settings = job, slurm, job.settings
-        # The last attempt of the link before, and what was found of its end, where it left no word of it.
+        # The last attempt of the link before, and its end as found out, if it left no mark of that.
         self._judged: Tuple[Optional[JobAttempt], Dict[str, Any]] = (None, {})
 
-    def at_work(self) -> str:
+    def find_running(self) -> str:
         """Return the job of an earlier link that Slurm has not ended yet, and Slurm's word for it.
 
         A link begins before that where its dependency was lost, as by ``scontrol update dependency=``.

@@ -1,6 +1,6 @@
-"""Work beside a job's tasks, while they run.
+"""Work that the supervisor does while a job's tasks run.
 
-Each hook runs in a process of its own, with a budget of time: one that raises, hangs or leaks harms nobody
+Each hook runs in its own process, with a budget of time: one that raises, hangs or leaks harms nothing
 but itself. It returns what JSON can hold.
 """
 
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 
 
 class Hook(NamedTuple):
-    """A function of the job that is called beside it.
+    """A function of the job that is called while its tasks run.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Hook(NamedTuple):
     call
         Function that returns what JSON can hold; ``None`` is nothing.
     take
-        Called in the supervisor with the answer of `call`: short, and it changes only what is its own. It may
+        Called in the supervisor with the answer of `call`: short, and it changes only its own state. It may
         return a verdict, which ends the tasks.
     budget
         Seconds after which it is ended.
@@ -68,7 +68,7 @@ class Hook(NamedTuple):
 
 
 class _Call:
-    """One call of a hook, in a process of its own.
+    """One call of a hook, in its own process.
 
     Attributes
     ----------
@@ -194,7 +194,7 @@ class Polling:
         self.verdict: Optional[Verdict] = None
 
     def poll(self) -> Optional[float]:
-        """Do what is due; return the seconds until something is again, ``None`` where nothing ever will be.
+        """Do the due work; return the seconds until the next, ``None`` if there will be no more.
 
         The end of a call's process wakes the supervisor by itself.
         """

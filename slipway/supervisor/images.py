@@ -34,14 +34,14 @@ def record_digest(job: Job, container: ContainerSettings, signals: Signals) -> N
         with open(os.devnull, "r+b") as nothing:
             for descriptor in range(3):
                 os.dup2(nothing.fileno(), descriptor)
-        digest = recorded(container.image).get("sha256") or _sha256(container.image)
+        digest = read_record(container.image).get("sha256") or _sha256(container.image)
         leave_image_digest(job.directory, digest)
     finally:
         os._exit(0)
 
 
-def recorded(image: str) -> Dict[str, str]:
-    """Return the ``digest`` and ``sha256`` that the record beside an image tells of the file as it is."""
+def read_record(image: str) -> Dict[str, str]:
+    """Return the ``digest`` and ``sha256`` in an image's record, if it is of the present file."""
     try:
         state = os.stat(image)
         with open(image + ".json") as stream:
@@ -60,12 +60,14 @@ def recorded(image: str) -> Dict[str, str]:
 
 def container_name(container: ContainerSettings) -> str:
     """Return the name of the container that is kept: another image, or state of its file, is another one."""
-    record = recorded(container.image)
+    record = read_record(container.image)
     digits = record.get("digest") or record.get("sha256")
     if not digits:
         try:
             state = os.stat(container.image)
-            text = f"{container.image}\n{state.st_size} {_modified(state)} {state.st_ino}\n"
+            # The time of the last change as in ``stat --format=%.9Y``.
+            seconds, nanoseconds = divmod(state.st_mtime_ns, 10**9)
+            text = f"{container.image}\n{state.st_size} {seconds}.{nanoseconds:09d} {state.st_ino}\n"
         except OSError:
             text = container.image + "\n"
         digits = hashlib.sha256(os.fsencode(text)).hexdigest()
@@ -78,7 +80,7 @@ def stage(job: Job, container: ContainerSettings, on_each_node: Sequence[str], s
     Raises
     ------
     Signalled
-        If the job was told to end meanwhile.
+        If the job was signalled meanwhile.
     """
     image = container.image
     copies = f"{container.stage_to}/slipway-{os.getuid()}"
@@ -94,12 +96,6 @@ def stage(job: Job, container: ContainerSettings, on_each_node: Sequence[str], s
         job.say(str(error))
     job.say(f"not every node has a copy of the image in {copies}: the tasks start from {image}")
     return image
-
-
-def _modified(state: os.stat_result) -> str:
-    """Return the time of the last change, as ``stat --format=%.9Y`` prints it."""
-    seconds, nanoseconds = divmod(state.st_mtime_ns, 10**9)
-    return f"{seconds}.{nanoseconds:09d}"
 
 
 def _sha256(path: str) -> str:

@@ -18,7 +18,7 @@ class Job(NamedTuple):
     attempt
         `id` and the number of requeues, ``17.0``: the beginning of the names of its marks.
     claimant
-        Id that stands in a claim: of an array's task the array's.
+        Id in a claim: for an array's task the array's.
     link
         Number of the link in its chain, from 1 on.
     by_hand
@@ -59,7 +59,7 @@ class Job(NamedTuple):
             raise
         except Exception as error:
             self.say(f"{failure}: {error!r}", sys.stderr)
-            if not isinstance(error, (OSError, ImportError)):  # no bugs, but what is missing
+            if not isinstance(error, (OSError, ImportError)):  # missing files, not bugs
                 print_traceback("  ")
 
     def leave(self, name: str, fields: Dict[str, Any], sync: bool = True) -> None:

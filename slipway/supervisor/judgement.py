@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
-from slipway.common.files import plain
+from slipway.common.files import to_printable
 from slipway.common.node import marks
 from slipway.common.node.settings import EXIT_INTERRUPTED, SLURM
 from slipway.supervisor.chain import Ending
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Rules of ends that the program itself knows more of.
 _UNEXPLAINED = ("mistake", "failed")
-# Lines of NeMo and Megatron-LM when they save and leave because they were told to, or by their own limit.
+# Lines of NeMo and Megatron-LM when they save and leave because of a signal, or at their own limit.
 _SAVED_AND_LEFT = (
     r"Received SIGTERM, saving checkpoint|Time limit reached\. Elapsed time"
     r"|exiting program after (?:receiving SIGTERM|[0-9.]+ minutes)"
@@ -55,7 +55,7 @@ def judge_end(
     job: Job, slurm: Slurm, job_id: str, facts: "Facts", hosts: Sequence[str], since: int
 ) -> Tuple[Dict[str, Any], Ending]:
     """Return the judgement of an end, and what else a mark has of it."""
-    from slipway.common.node.evidence import first_failure, last_step, own_words
+    from slipway.common.node.evidence import find_first_failure, find_last_step, quote_error
     from slipway.common.node.judging import judge
 
     fields: Dict[str, Any] = {}
@@ -67,20 +67,20 @@ def judge_end(
             judgement = judge(facts, lines, hosts, tasks, slurm.down_nodes(hosts))
         nodes = tuple(judgement.nodes) if judgement.verdict == "exclude" else ()
         ending = Ending(judgement.verdict, judgement.rule.name, judgement.rule.means, nodes)
-        fields["step"] = last_step(lines)
+        fields["step"] = find_last_step(lines)
         if judgement.verdict != "done" and facts.code != EXIT_INTERRUPTED:
-            fields["rank"], fields["host"] = first_failure(lines, hosts, tasks)
-            said = own_words(lines, fields["host"]) if judgement.rule.name in _UNEXPLAINED else None
-            ending = ending._replace(why=plain(said) if said else ending.why)
+            fields["rank"], fields["host"] = find_first_failure(lines, hosts, tasks)
+            said = quote_error(lines, fields["host"]) if judgement.rule.name in _UNEXPLAINED else None
+            ending = ending._replace(why=to_printable(said) if said else ending.why)
     return fields, ending
 
 
 def fields_of(ending: Ending) -> Dict[str, Any]:
-    """Return an ending as it stands in a mark."""
+    """Return an ending as fields of a mark."""
     return {
         "rule": ending.rule,
         "verdict": ending.verdict,
-        "why": plain(ending.why),
+        "why": to_printable(ending.why),
         "excluded": ",".join(ending.nodes),
     }
 

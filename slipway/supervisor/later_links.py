@@ -4,7 +4,7 @@ import os
 import time
 from typing import List, Optional, Sequence
 
-from slipway.common.files import plain
+from slipway.common.files import to_printable
 from slipway.common.node import marks
 from slipway.common.node.excluded import ExcludedNode, append_excluded, read_excluded
 from slipway.common.node.marks import ChainEnd
@@ -51,7 +51,7 @@ class LaterLinks:
         dependency = "--dependency=afterany:" + job.environment.get("SLURM_JOB_ID", "")
         flags = [dependency + (",singleton" if self._chain.singleton else ""), "--kill-on-invalid-dep=yes"]
         script = name_script(self._settings.script, self._settings.tag, following)
-        avoided = ",".join(self.avoided())
+        avoided = ",".join(self.list_avoided())
         for attempt in range(1, _SUBMISSION_ATTEMPTS + 1):
             arguments = list(flags)
             if avoided:
@@ -66,7 +66,7 @@ class LaterLinks:
                 place = f"link {following} of at most {self._chain.links}"
                 job.say(f"{place} is job {job_id}, which waits for the end of this one")
                 return True
-            job.say(f"link {following} could not be submitted: {plain(answer.last_line)}")
+            job.say(f"link {following} could not be submitted: {to_printable(answer.last_line)}")
             avoided = self._chain.exclude  # a node that has left the cluster since is no node to Slurm
             if attempt < _SUBMISSION_ATTEMPTS:
                 time.sleep(attempt)
@@ -77,11 +77,9 @@ class LaterLinks:
         job, names = self._job, ",".join(nodes)
         if self._chain.exclude_seconds <= 0 or not names:
             return
-        answer = self._slurm.test_only(",".join([*self.avoided(), names]))
+        answer = self._slurm.test_only(",".join([*self.list_avoided(), names]))
         if answer.code != 0:
-            reason = (
-                f"whether Slurm can do without it could not be asked, or it cannot: {plain(answer.last_line)}"
-            )
+            reason = f"Slurm may be unable to run without it: {to_printable(answer.last_line)}"
             job.say(f"does not exclude {names}: {reason}")
             return
         until = int(time.time()) + self._chain.exclude_seconds
@@ -95,7 +93,7 @@ class LaterLinks:
         moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(until))
         job.say(f"excludes {names} until {moment}: {why}")
         later = self._jobs()
-        if later and not self._slurm.update_excluded(later, ",".join(self.avoided())):
+        if later and not self._slurm.update_excluded(later, ",".join(self.list_avoided())):
             job.say(f"job {','.join(later)} may run on {names} all the same: Slurm did not take the change")
 
     def end_chain(self, why: str) -> None:
@@ -121,7 +119,7 @@ class LaterLinks:
         if later:
             self._slurm.cancel(later)
 
-    def avoided(self) -> List[str]:
+    def list_avoided(self) -> List[str]:
         """Return the user's own excluded nodes, and those that failed under this run a short time ago."""
         names = [self._chain.exclude] if self._chain.exclude else []
         return names + [entry.node for entry in read_excluded(self._settings.run_dir, time.time())]

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.settings import SLURM
 from slipway.common.node.slurm_states import state_at_end
-from slipway.supervisor.chain import Ending, Phase, Transition, after_end, look_back
+from slipway.supervisor.chain import Ending, Phase, Transition, decide_after_end, look_back
 from slipway.supervisor.dependent_stages import DependentStages
 from slipway.supervisor.earlier_links import EarlierLinks
 from slipway.supervisor.hooks import Hook, Verdict
@@ -72,7 +72,7 @@ class Link:
         fields: Dict[str, Any] = {"link": self._job.link, "failures": self._failures}
         if self._began_with:
             fields.update(self._began_with.fields())
-        fields["avoids"] = ",".join(self.later.avoided())
+        fields["avoids"] = ",".join(self.later.list_avoided())
         return fields
 
     def end(
@@ -86,7 +86,7 @@ class Link:
         # Slurm may not say yet that it ends the job.
         record = self._slurm.show_job(self._slurm.job_id) if is_slurms else None
         facts = facts_of_end(job, job.id, code, record, signalled)
-        if signalled and not hosts and not is_slurms:  # nobody but a user ends it before its tasks
+        if signalled and not hosts and not is_slurms:  # only a user ends it before its tasks
             facts = facts._replace(state="CANCELLED")
         progress = False
         with job.best_effort("its newest checkpoint is not known"):
@@ -96,13 +96,13 @@ class Link:
         judged_fields, ending = judge_end(job, self._slurm, job.id, facts, hosts, job.began)
         if verdict and facts.state != "CANCELLED":
             judged_fields = {"step": judged_fields.get("step")}  # no rank failed first
-            word, why = "continue" if verdict.continues else "stop", marks.quoted(verdict.why)
+            word, why = "continue" if verdict.continues else "stop", marks.quote(verdict.why)
             ending = Ending(word, verdict.rule, why)
         restarts = int(job.attempt.rpartition(".")[2])
         if ending.rule == "ended_by_user" and record and record.restarts > restarts:
             ending = ending._replace(why="somebody requeued it")
         has_next = self.later.next_job() is not None
-        step = after_end(self._chain, job.link, ending, self._failures, progress, has_next)
+        step = decide_after_end(self._chain, job.link, ending, self._failures, progress, has_next)
         ending = step.ending or ending
         state = record and state_at_end(record.state, record.reason, record.preempted, record.requeue)
         fields.update(judged_fields, state="CANCELLED" if facts.state == "CANCELLED" else state)
@@ -127,7 +127,7 @@ class Link:
             self._tidy()  # for whoever reads its checkpoints next
 
     def hooks(self) -> List[Hook]:
-        """Return what is done for other stages beside the tasks."""
+        """Return the hooks for other stages."""
         return self._dependents.hooks(self._tell_dependents, self._progress)
 
     def _tell_dependents(self, also_late_ones: bool = False) -> None:

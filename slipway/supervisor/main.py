@@ -26,7 +26,7 @@ from slipway.supervisor import hooks
 from slipway.supervisor.detectors import DETECTORS
 from slipway.supervisor.job import Job, Leave, Unusable, print_traceback
 from slipway.supervisor.rendezvous import rendezvous
-from slipway.supervisor.tasks import Signalled, Signals, forwarding, run, run_before
+from slipway.supervisor.tasks import Signalled, Signals, map_signals, run, run_before
 
 if TYPE_CHECKING:
     from slipway.supervisor.link import Link
@@ -41,9 +41,9 @@ _UNREADABLE = "SLIPWAY_UNREADABLE"
 
 # The exit code of a job that was signalled before its tasks had one: as if by SIGTERM.
 _ENDED_EARLY = 143
-# A shell's, of a command that there is not.
+# A shell's, for a missing command.
 _NOT_FOUND = 127
-# In seconds, after an error of what runs beside the tasks.
+# In seconds, after an error of a hook.
 _POLL_AGAIN = 60.0
 # And between two looks for the end of an earlier link.
 _LONGEST_PAUSE = 30
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     Parameters
     ----------
     arguments
-        The tag that the script was rendered with; what the script was started with, which is the number of
-        the link and the tag again, or nothing by hand; ``--``; and the command of the tasks.
+        The tag that the script was rendered with; the script's arguments, which are the number of the link
+        and the tag again, or nothing by hand; ``--``; and the command of the tasks.
     """
     code = 1
     try:
@@ -73,9 +73,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    # Names may hold what the locale cannot print.
+    # Names may hold characters that the locale cannot print.
     sys.stdout = io.TextIOWrapper(sys.stdout.buffer, "utf-8", "surrogateescape", line_buffering=True)
-    # Python before 3.9 keeps it back up to the end, which is none of its own.
+    # Python before 3.9 buffers it up to the end, which `os._exit` skips.
     sys.stderr = io.TextIOWrapper(sys.stderr.buffer, "utf-8", "surrogateescape", line_buffering=True)
     _forget_locale()
     directory = os.path.dirname(os.path.abspath(sys.argv[0]))
@@ -85,7 +85,7 @@ def _main(arguments: Sequence[str]) -> int:
         return 2
     try:
         if is_point:
-            from slipway.supervisor.point import run_point  # late: most jobs are no sweep's
+            from slipway.supervisor.sweep_point import run_point  # late: most jobs are no sweep's
 
             run_point(directory, arguments[1:])
         signals = Signals()
@@ -115,7 +115,7 @@ def _job(directory: str, tag: str, arguments: Sequence[str]) -> Job:
     environment = _submitted_environment()
     path = os.path.join(directory, settings.NAME)
     try:
-        content = settings.from_json(settings.of_file_system(read_json(path)))
+        content = settings.from_json(settings.decode_file_names(read_json(path)))
     except (OSError, ValueError) as error:
         raise Unusable(f"{path} cannot be used: {error}") from error
     if content.tag != tag:
@@ -190,7 +190,7 @@ def _claim(job: Job) -> None:
     holder = marks.claim(job.directory, job.claimant, job.link)
     if holder != job.claimant:
         name = marks.JOB if job.link == 1 else f"{marks.JOB}.{job.link}"
-        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {marks.quoted(holder)}"))
+        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {marks.quote(holder)}"))
     path = os.path.join(job.marks, marks.CHAIN_ENDED)
     if os.path.lexists(path):
         end = marks.chain_end(job.directory)
@@ -232,11 +232,11 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
         if os.environ.get(_UNREADABLE):
             raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
         hosts = _choose_rendezvous(job, link, limit)
-        command = _prepared(job, command, hosts, signals)
+        command = _prepare_command(job, command, hosts, signals)
         signals.check()
         code = _run_tasks(job, limit, command, signals, termination, link.hooks())
         if code == 0 and job.settings.scheduler != LOCAL:
-            code = _slurm_has_the_last_word(job, slurm)
+            code = _ask_slurm_for_loss(job, slurm)
         job.say(f"the tasks ended with exit code {code}")
         if termination.verdict:
             code = code if code not in (0, EXIT_INTERRUPTED) else 1  # a job that was ended did not succeed
@@ -273,7 +273,7 @@ def _wait_for_turn(job: Job, signals: Signals) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        job.say(f"waits for the end of {marks.quoted(os.fsdecode(os.pread(lock, 200, 0)))}")
+        job.say(f"waits for the end of {marks.quote(os.fsdecode(os.pread(lock, 200, 0)))}")
         # A child waits, which a signal ends: the lock is this process's as well, and its turn comes in order.
         waiting = f"import fcntl; fcntl.flock({lock}, fcntl.LOCK_EX)"
         if run_before([sys.executable, "-IS", "-c", waiting], signals):
@@ -287,7 +287,7 @@ def _wait_for_turn(job: Job, signals: Signals) -> None:
 def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:
     """Wait for an earlier link that Slurm still runs: its end is not this one's to judge yet."""
     pause = 0
-    for earlier in iter(link.earlier.at_work, ""):
+    for earlier in iter(link.earlier.find_running, ""):
         if not pause:
             job.say(f"waits for the end of job {earlier}: its own dependency is lost")
         pause = min(2 * pause or 1, _LONGEST_PAUSE)
@@ -314,8 +314,8 @@ def _choose_rendezvous(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
     return meeting.hosts
 
 
-def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: Signals) -> List[str]:
-    """Return the command of the tasks with what the job alone knows, after what has to come before them."""
+def _prepare_command(job: Job, command: Sequence[str], hosts: Sequence[str], signals: Signals) -> List[str]:
+    """Complete the command of the tasks with facts of the job, after its preparations."""
     container, scheduler = job.settings.container, job.settings.scheduler
     values = {HOSTS: ",".join(hosts)}
     if scheduler == LOCAL:  # no containers, and no other node
@@ -367,7 +367,7 @@ def _run_tasks(
     code = _run(job, limit, commands, signals, termination, [*own_hooks, patience.hook], patience.is_over)
     if patience.is_over():
         job.say("srun waited in vain for tasks that it had ended: it was killed")
-    if code == 0 and step.never_ran():
+    if code == 0 and step.has_never_run():
         job.say("srun exited with 0, but some tasks never started")
         return 1
     return code
@@ -388,12 +388,12 @@ def _run(
     def poll() -> Optional[float]:
         nonlocal is_first
         seconds: List[Optional[float]] = [_POLL_AGAIN]
-        with job.best_effort("what runs beside the tasks failed"):
+        with job.best_effort("a hook failed"):
             if is_first:
                 is_first = False
                 gc.enable()
                 marks.sync_mark(job.directory, job.attempt, marks.STARTED)
-            # What the end needs: the tasks have started, and the archive may be gone when they have ended.
+            # The end needs it: the archive may be gone by then.
             import slipway.common.node.evidence
             import slipway.common.node.judging  # noqa: F401
 
@@ -407,7 +407,7 @@ def _run(
     def end() -> Optional[int]:
         return signal.SIGKILL if is_stuck() else termination.signal()
 
-    forward = forwarding(job.settings.scheduler, job.settings.save_signal)
+    forward = map_signals(job.settings.scheduler, job.settings.save_signal)
     try:
         return run(commands, signals, forward, poll, end)
     except OSError as error:
@@ -429,8 +429,8 @@ def _detectors(job: Job) -> List[hooks.Hook]:
     return found
 
 
-def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
-    """Return 1 if Slurm ends the job of which srun says 0, as it does of a node that was lost."""
+def _ask_slurm_for_loss(job: Job, slurm: "Slurm") -> int:
+    """Return 1 if Slurm ends the job although srun exited 0, as after the loss of a node."""
     from slipway.common.node.slurm_states import is_ending
 
     state = slurm.squeue_state(slurm.job_id)

@@ -1,7 +1,7 @@
 """Set aside the unfinished NeMo checkpoints of killed jobs before NeMo starts.
 
-NeMo refuses to start beside a second ``-last``, or where the only one is half done, and deletes what is half
-done: all that goes into a directory beside, where nothing is overwritten. NeMo continues from a ``-last``
+NeMo refuses to start with a second ``-last``, or if the only one is incomplete, and deletes incomplete
+ones: all these are moved into a directory where nothing is overwritten. NeMo continues from a ``-last``
 alone; where a whole checkpoint is newer, it is made one by hard links, which take no room.
 """
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Callable
 
 from slipway.common.files import names_in
-from slipway.common.node.checkpoints import LAST, UNFINISHED, newest_of_nemo, whole_of_nemo
+from slipway.common.node.checkpoints import LAST, UNFINISHED, find_newest_nemo, find_whole_nemo
 
 Say = Callable[..., None]
 
@@ -22,7 +22,7 @@ def tidy(directory: str, attempt: str, say: Say) -> None:
     Parameters
     ----------
     attempt
-        The attempt of the job, which names the directory for what is set aside.
+        The attempt of the job, which names the directory for files set aside.
     say
         Called with each message, and with ``stream`` where it is of something that went wrong.
     """
@@ -39,7 +39,7 @@ class _Tidying:
             if name.endswith(UNFINISHED) and os.path.isfile(os.path.join(self._directory, name)):
                 self._remove_unfinished(name)
         last = self._choose_last()
-        for saved in whole_of_nemo(self._directory):
+        for saved in find_whole_nemo(self._directory):
             if saved.is_last and os.path.dirname(saved.path) == self._directory and saved.path != last:
                 why = f"NeMo takes one `-last` only, {os.path.basename(last)}"
                 self._set_aside(saved.path, why)
@@ -51,14 +51,14 @@ class _Tidying:
         places += [os.path.join(folder, name + ".ckpt") for folder in [self._directory, *inside]]
         why = "a job ended while it wrote or removed it"
         moved = [self._set_aside(path, why) for path in places if os.path.exists(path)]
-        # The marker last: without it what is half done would look whole.
+        # The marker last: without it an incomplete checkpoint would look whole.
         if all(moved):
             self._set_aside(os.path.join(self._directory, marker))
 
     def _choose_last(self) -> str:
         """Return the path of the one ``-last`` that stays, made of a newer checkpoint where there is one."""
-        newest = newest_of_nemo(self._directory)
-        lasts = [saved for saved in whole_of_nemo(self._directory) if saved.is_last]
+        newest = find_newest_nemo(self._directory)
+        lasts = [saved for saved in find_whole_nemo(self._directory) if saved.is_last]
         best = max(lasts, key=lambda saved: (saved.step, saved.time)).path if lasts else ""
         if newest is None or newest.is_last:
             return best

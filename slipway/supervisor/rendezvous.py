@@ -35,7 +35,7 @@ def rendezvous(scheduler: str, nodes: Optional[int]) -> Rendezvous:
     Raises
     ------
     OSError
-        If Slurm does not tell the hosts.
+        If Slurm does not name the hosts.
     """
     if scheduler == "local":
         return Rendezvous(["localhost"], "127.0.0.1", free_port(os.getpid()))
@@ -46,7 +46,7 @@ def rendezvous(scheduler: str, nodes: Optional[int]) -> Rendezvous:
 
 
 def free_port(number: int) -> int:
-    """Return a number's port, or the next of its row on which nobody listens on this host."""
+    """Return a number's port, or the next free one of its row on this host."""
     taken = _listening()
     port = _FIRST + number % _PORTS
     for attempt in range(_TRIES):
@@ -67,7 +67,7 @@ def _hosts_of_script() -> List[str]:
 
 
 def _hosts(nodelist: str) -> List[str]:
-    command = ["scontrol", "show", "hostnames", nodelist]  # it asks nobody
+    command = ["scontrol", "show", "hostnames", nodelist]  # without the controller
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:

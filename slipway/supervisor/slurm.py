@@ -1,4 +1,4 @@
-"""Slurm's commands as a job calls them: each with a time-out, none of which raises.
+"""Slurm's commands as a job calls them: each with a time-out, and without exceptions.
 
 Questions have ``--all``: without it Slurm shows users nothing of a hidden partition.
 
@@ -12,7 +12,7 @@ import subprocess
 from contextlib import suppress
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
-from slipway.common.files import append_line, plain
+from slipway.common.files import append_line, to_printable
 from slipway.common.node.settings import SUBMISSION_LOG
 from slipway.common.node.slurm_states import plain_word
 from slipway.supervisor.job import Job
@@ -62,7 +62,7 @@ class JobRecord(NamedTuple):
     restarts
         Number of times that it did.
     time_limit, end
-        The limit in seconds, and the Unix time of its end; 0 is none, or not known.
+        The limit in seconds, and the Unix time of its end; 0 if unlimited or not known.
     """
 
     state: str
@@ -75,7 +75,7 @@ class JobRecord(NamedTuple):
 
 
 class QueuedJob(NamedTuple):
-    """A job in the queue: Slurm's word for its state, and what it still waits for, as sbatch takes it."""
+    """A job in the queue: Slurm's word for its state, and its remaining dependency, as sbatch takes it."""
 
     job_id: str
     state: str
@@ -116,11 +116,11 @@ class Slurm:
     # --- questions ---
 
     def show_job(self, job_id: str) -> Optional[JobRecord]:
-        """Return what the controller says of a job; ``None`` if it does not know it or does not answer."""
+        """Return the controller's record of a job; ``None`` if it has none or does not answer."""
         answer = self._ask(["scontrol", "--all", "show", "job", "--oneliner", job_id])
         fields: Dict[str, str] = {}
         record = answer.output
-        if len(re.findall(_STATE, record)) > 1:  # the job's name may look like fields: it stands before them
+        if len(re.findall(_STATE, record)) > 1:  # the job's name, which precedes them, may look like fields
             job_name = self._ask(["squeue", "--noheader", "--states=all", "--format=%j", "--jobs=" + job_id])
             if job_name.code == 0:
                 record = record.partition(f" JobName={job_name.output.rstrip()} ")[2]
@@ -142,7 +142,7 @@ class Slurm:
         )
 
     def state_of(self, job_id: str) -> str:
-        """Return Slurm's word for a job that has ended; empty where it cannot tell."""
+        """Return Slurm's word for a job that has ended; empty if it is not known."""
         record = self.show_job(job_id)
         state = plain_word(record.state) if record else ""
         if state in ("", "COMPLETING"):  # the controller forgets after a few minutes
@@ -194,13 +194,13 @@ class Slurm:
     def submit(self, script: str, arguments: Sequence[str], flags: Sequence[str]) -> Answer:
         """Submit a script in the environment in which this job was submitted; see `submitted_id`.
 
-        What a site's filters say of a job that is accepted goes to the file in which the launcher keeps that.
+        A site filter's messages about an accepted job go to the file that the launcher keeps for them.
         """
         command = ["sbatch", "--parsable", *flags, script, *arguments]
         answer = self._run(command, _SUBMISSION_SECONDS, as_submitted=True)
         job_id = submitted_id(answer)
         for line in answer.errors.splitlines() if job_id else ():
-            notice = f"job {job_id}: {plain(re.sub('^sbatch: (error: )?', '', line.strip()))}"
+            notice = f"job {job_id}: {to_printable(re.sub('^sbatch: (error: )?', '', line.strip()))}"
             self._job.say(f"sbatch says of {notice}")
             with suppress(OSError):
                 append_line(os.path.join(self._job.directory, SUBMISSION_LOG), notice)
@@ -221,7 +221,7 @@ class Slurm:
         return self._run(command, _ACTION_SECONDS).code == 0
 
     def kill_steps(self) -> None:
-        """Kill the job's tasks on all nodes: told to end, as the end of the job does, they would save."""
+        """Kill the job's tasks on all nodes: at the job's own end they would get a signal, and save."""
         command = ["squeue", "--all", "--noheader", "--steps", "--format=%i", "--jobs=" + self.job_id]
         steps = [step for step in self._ask(command).output.split() if re.search(r"\.[0-9]+$", step)]
         if steps:  # the script is a step as well
@@ -262,7 +262,7 @@ class Slurm:
         return Answer(process.returncode, *(text.decode("utf-8", "replace") for text in (output, errors)))
 
     def _environment(self) -> Dict[str, str]:
-        """Return the environment of a question: the job's own, whatever the script exports for the tasks."""
+        """Return the environment of a question: the job's own, without the script's exports for the tasks."""
         environment = self._job.environment
         kept = {name: value for name, value in environment.items() if not name.startswith(_CHANGE_ANSWERS)}
         return dict(kept, SLURM_TIME_FORMAT="%s")  # Unix time
@@ -292,7 +292,7 @@ def _number(text: str) -> int:
 def _jobs_by_link(output: str, tag: str) -> Dict[int, QueuedJob]:
     """Return the jobs of a launch among those that squeue shows, by their links.
 
-    Slurm tells a job's path in every version, its arguments only before 23.02: the path has the tag.
+    Slurm shows a job's path in every version, its arguments only before 23.02: the path has the tag.
     """
     pattern = "/submitted/" + re.escape(tag) + _SUBMITTED_LINK
     jobs: Dict[int, QueuedJob] = {}
@@ -316,7 +316,7 @@ def submitted_id(answer: Answer) -> Optional[str]:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End a command and what it started, which may hold its output open."""
+    """End a command and its children, which may hold its output open."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""srun's own words in the job's log: of a step that never ran, and of one whose end it waits for in vain."""
+"""srun's own words in the job's log: of a step that never ran, and of one whose end never comes."""
 
 import os
 import re
@@ -49,13 +49,13 @@ class StepLog(NamedTuple):
         except OSError:
             return []
 
-    def never_ran(self) -> bool:
+    def has_never_run(self) -> bool:
         """Return True if srun says of the step that it was not started as a whole."""
-        from slipway.common.node.evidence import last_step
+        from slipway.common.node.evidence import find_last_step
 
         # Text of a log is anybody's: tasks that trained have started, and may call srun themselves.
         lines = self.lines()
-        return any(re.match(_NEVER_RAN, line) for line in lines) and last_step(lines) is None
+        return any(re.match(_NEVER_RAN, line) for line in lines) and find_last_step(lines) is None
 
     def wait(self) -> Optional[List[int]]:
         """Return the seconds that srun waits for tasks which it has ended, and the bytes in the job's logs.

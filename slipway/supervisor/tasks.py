@@ -11,12 +11,12 @@ from slipway.common.node.settings import ALLOCATION, SLURM
 # Slurm and people send these; SIGHUP is that of a terminal which is closed.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
-# Children that nobody waits for.
+# Children without a waiting caller.
 _unreaped: List[int] = []
 
 
 class Signalled(Exception):
-    """The job was told to end before its tasks had started."""
+    """The job was signalled before its tasks had started."""
 
 
 class Signals:
@@ -60,7 +60,7 @@ class Signals:
         return None if signal_info is None else self.turn(signal_info.si_signo)
 
     def check(self) -> None:
-        """Raise `Signalled` if the job was told to end."""
+        """Raise `Signalled` if the job was signalled."""
         number = self.pending()
         if number is not None:
             self.note(number)
@@ -75,11 +75,11 @@ class Signals:
 Forwarding = Dict[int, Tuple[str, Optional[int]]]
 
 
-def forwarding(scheduler: str, save_signal: Optional[str]) -> Forwarding:
+def map_signals(scheduler: str, save_signal: Optional[str]) -> Forwarding:
     """Return how signals to a job become signals to its tasks."""
     if scheduler == SLURM:
         return {
-            # When a job ends, Slurm itself tells its tasks; srun, told as well, would kill them before they
+            # When a job ends, Slurm itself signals its tasks; a signalled srun would kill them before they
             # have saved.
             signal.SIGTERM: ("TERM", None),
             signal.SIGINT: ("INT", signal.SIGTERM),
@@ -135,7 +135,7 @@ def run(
 
     Returns
     -------
-    The exit code of the first that failed, as a shell tells it; else 0.
+    The exit code of the first that failed, as a shell reports it; else 0.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     processes: List[subprocess.Popen[bytes]] = []
@@ -184,12 +184,12 @@ def run(
 
 
 def leave_to_end(child: int) -> None:
-    """Keep a child for `reap` that nobody waits for: one that a file server holds cannot even be killed."""
+    """Leave a child to `reap`: one that a file server holds cannot even be killed."""
     _unreaped.append(child)
 
 
 def reap() -> None:
-    """Take children that nobody waits for, and that have ended, off the list of processes."""
+    """Reap the children left by `leave_to_end` that have ended."""
     for child in list(_unreaped):
         try:
             ended = os.waitpid(child, os.WNOHANG)[0]
@@ -204,7 +204,7 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     """Start a process at the head of its own group.
 
-    What the script opened is the tasks' too, as is the lock of a run.
+    It inherits the script's open files, such as the lock of a run.
 
     Raises
     ------
@@ -229,6 +229,6 @@ def _send(processes: "Sequence[subprocess.Popen[bytes]]", number: int) -> None:
 
 
 def _end_group(group: int, number: int = signal.SIGTERM) -> None:
-    """End a task and all that it started, or what a task that was told to end has left behind."""
+    """End a task and its children, or the children that an ended task has left."""
     with contextlib.suppress(OSError):
         os.killpg(group, number)

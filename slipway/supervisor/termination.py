@@ -4,11 +4,11 @@ import signal
 import time
 from typing import TYPE_CHECKING, Iterator, Optional, Tuple
 
-from slipway.common.node.marks import quoted
+from slipway.common.node.marks import quote
 from slipway.common.node.settings import LOCAL, SLURM, why_lost
 from slipway.supervisor.hooks import Hook, Verdict
 from slipway.supervisor.job import Job
-from slipway.supervisor.tasks import forwarding
+from slipway.supervisor.tasks import map_signals
 
 if TYPE_CHECKING:
     from slipway.supervisor.slurm import Slurm
@@ -37,13 +37,13 @@ class Termination:
         self._steps: Iterator[Tuple[int, float]] = iter(())
         self._due: Optional[float] = None
         self.verdict: Optional[Verdict] = None
-        self.hook = Hook("its launch", lost, self._take, every=_LOOK_SECONDS)
+        self.hook = Hook("its launch", why_launch_lost, self._take, every=_LOOK_SECONDS)
 
     def begin(self, verdict: Verdict) -> None:
         """End the tasks for a reason."""
-        self._job.say(f"ends the tasks: {quoted(verdict.why)}")
+        self._job.say(f"ends the tasks: {quote(verdict.why)}")
         self.verdict, self._due = verdict, time.monotonic()
-        self._steps = self._in_order(verdict.saves)
+        self._steps = self._iterate_signals(verdict.saves)
 
     def pause(self) -> Optional[float]:
         """Return the seconds until the next signal is due; ``None`` if none is."""
@@ -60,10 +60,10 @@ class Termination:
         self._due = time.monotonic() + seconds if self.verdict else None
         return number
 
-    def _in_order(self, saves: bool) -> Iterator[Tuple[int, float]]:
+    def _iterate_signals(self, saves: bool) -> Iterator[Tuple[int, float]]:
         """Yield the signals, each with the seconds until the next one."""
         settings = self._job.settings
-        save = forwarding(settings.scheduler, settings.save_signal)[signal.SIGUSR1][1]
+        save = map_signals(settings.scheduler, settings.save_signal)[signal.SIGUSR1][1]
         if saves and settings.save_signal and save:
             yield save, settings.save_before_end or _SAVE_SECONDS
         if settings.scheduler != LOCAL or not settings.save_signal:
@@ -75,6 +75,6 @@ class Termination:
         self._misses = self._misses + 1 if why else 0
 
 
-def lost(job: Job) -> str:
+def why_launch_lost(job: Job) -> str:
     """Return why the job's launch is no longer there, or ``""``."""
     return why_lost(job.directory, job.settings.tag)

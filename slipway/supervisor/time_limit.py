@@ -1,7 +1,7 @@
 """The time limit that Slurm granted, and when the tasks save for it.
 
 A site's filter, a partition, ``--time-min`` and ``scontrol update`` set another limit than was asked for.
-Where it is so short that Slurm's signal comes at the job's beginning, the tasks are told to save later.
+Where it is so short that Slurm's signal comes at the job's beginning, the tasks get the signal to save later.
 """
 
 import signal
@@ -18,7 +18,7 @@ _EARLY = 60
 
 
 class TimeLimit:
-    """The granted limit of a job in `seconds`; ``None`` is none, or not known."""
+    """The granted limit of a job in `seconds`; ``None`` if unlimited or not known."""
 
     def __init__(self, job: Job, slurm: Slurm) -> None:
         self._job, self.slurm = job, slurm
@@ -26,7 +26,7 @@ class TimeLimit:
         self._end = 0
         self._is_held = False
         self.seconds: Optional[int] = None
-        # Unix time at which the tasks are told to save, where Slurm does so too early.
+        # Unix time of the signal to save, if Slurm's comes too early.
         self._due: Optional[float] = None
 
     def ask(self) -> None:
@@ -43,11 +43,11 @@ class TimeLimit:
             self._due = self._end - lead
 
     def pause(self) -> Optional[float]:
-        """Return the seconds until the tasks are to be told to save; ``None`` where Slurm tells them."""
+        """Return the seconds until the signal to save; ``None`` if Slurm sends it."""
         return None if self._due is None else max(0.0, self._due - time.time())
 
     def turn(self, number: Optional[int]) -> Optional[int]:
-        """Return the signal to take in place of one that came, or of none: at its time the one to save."""
+        """Replace a received signal, or None: at its time by the signal to save."""
         if self._due is None or number not in (None, signal.SIGCHLD, signal.SIGUSR1):
             return number
         is_slurms = not self._is_held and self._end - time.time() <= self._margin + _EARLY

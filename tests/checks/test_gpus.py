@@ -20,7 +20,7 @@ from launcher.plan import Resources
 from launcher.slurm.cluster import ClusterFacts
 from launcher.stages import common
 from launcher.stages.planning import plan_launch
-from slipway.arithmetic.gpus import GPUS, gres_type, named
+from slipway.arithmetic.gpus import GPUS, find_gpus, gres_type
 
 TABLE = json.loads((Path(__file__).parents[2] / "slipway" / "arithmetic" / "gpus.json").read_text())
 KINDS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
@@ -41,7 +41,7 @@ def resources(**changes: Any) -> Resources:
 
 
 def gpus_named(name: str) -> list[str]:
-    return [gpu.name for gpu in named(name, GPUS)]
+    return [gpu.name for gpu in find_gpus(name, GPUS)]
 
 
 @pytest.mark.parametrize("row", TABLE["gpus"], ids=lambda row: row["name"])

@@ -75,12 +75,12 @@ def test_values_have_the_forms_of_their_types() -> None:
         tasks="3",
         pattern=None,
     )
-    assert [entry.written() for entry in node.inputs] == [
+    assert [entry.to_config() for entry in node.inputs] == [
         "a.txt",
         {"url": "https://x/y", "sha256": "ab" * 32},
     ]
     model = {"language": {"model": str(Path("m.bin").absolute())}}
-    assert [entry.written() for entry in node.filters] == ["regex", model]
+    assert [entry.to_config() for entry in node.filters] == ["regex", model]
     assert (node.deduplicate.minhash, node.splits) == (sections.MinHash(), {"train": 1.0})
     assert (node.tasks, node.pattern, node.output_prefix) == (3, "*", Path("/o"))
     node = sections.load(sections.Evaluation, {"step": 4, "lm_eval": {"tasks": "a", "limit": 20.0}}, "")

@@ -90,7 +90,7 @@ def test_language_comes_from_a_local_model() -> None:
         ("gopher_quality", {"language": "english"}, "language='english'.*such as eng"),
         ("gopher_repetition", {"top_n_grams": 2}, "top_n_grams=2: expected a list"),
         ("c4_quality", {"filter_policy": 1}, "filter_policy=1: expected true or false"),
-        ("c4_paragraph", {"min": 1}, "min: unknown option; it has none"),
+        ("c4_paragraph", {"min": 1}, "min: unknown option; it has no options"),
         ("regex", {}, "regex_exp: missing"),
         ("regex", {"regex_exp": "("}, "not a regular expression"),
         ("language", {}, "model: missing.*curl .*lid.176.bin"),

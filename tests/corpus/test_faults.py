@@ -213,7 +213,7 @@ def test_a_full_disk_ends_a_phase_and_nothing_is_lost(
     assert done.returncode == 1
     (line,) = done.stderr.splitlines() or [""]
     assert line.startswith("error: File too large: ")
-    assert "what is done stays done" in line
+    assert "finished work is kept" in line
     assert not [path for path in (tmp_path / "out").rglob("*") if "unfinished" in path.name]
     assert not (tmp_path / "out/x.manifest.json").exists()
     for later in ("tokenize", "merge")[0 if phase == "tokenize" else 1 :]:

@@ -504,7 +504,7 @@ rm filler
         # It cannot fit, and is not begun.
         (1000, 1, "1,500,000 bytes are still to come, "),
         # Each would fit, the two together do not: the disk is full while both are received.
-        (0, 2, r"is full: (.* are still to come, )?[\d,]+ bytes are free\. What was received is kept: make"),
+        (0, 2, r"is full: (.* are still to come, )?[\d,]+ bytes are free\. Received bytes are kept: make"),
     ],
 )
 def test_a_full_disk_is_named_and_nothing_is_lost(

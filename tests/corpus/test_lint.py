@@ -88,7 +88,7 @@ def _edit(path: str, at: int, content: bytes) -> None:
         (".bin", 8, b"\x63", "a token of no vocabulary of 7"),
         (".bin", 0, b"\x02", "corpus_text_document.bin: its sha256 is "),
         (".idx", 78, b"\x02", "corpus_text_document.idx: its sha256 is "),
-        (".origins", 0, b"\x02", "a source that the manifest lacks"),
+        (".origins", 0, b"\x02", "a source that is not in the manifest"),
         (".origins", 36, b"\x00", "corpus_text_document.origins: 37 bytes, and 3 documents have 36"),
         (".manifest.json", 0, b"[", "corpus_text_document.manifest.json: not a manifest"),
     ],

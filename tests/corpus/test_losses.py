@@ -102,9 +102,9 @@ LOSSES = {
     "changed.jsonl.bz2": (bz2.compress(json_lines())[:200] + b"\xff" * 30, "damaged bz2 data"),
     "cut.tar": (archive(TEXTS)[:9000], "damaged tar data"),
     "ended.tar": (archive(TEXTS)[:10240], "damaged tar data"),
-    "zeroed.tar": (archive(TEXTS)[:2048] + bytes(512) + archive(TEXTS)[2560:], "what is behind the end"),
-    "joined.tar": (archive(TEXTS) + archive(TEXTS), "what is behind the end is not read"),
-    "joined.tgz": (gzip.compress(archive(TEXTS) * 2), "what is behind the end is not read"),
+    "zeroed.tar": (archive(TEXTS)[:2048] + bytes(512) + archive(TEXTS)[2560:], "bytes after the end"),
+    "joined.tar": (archive(TEXTS) + archive(TEXTS), "bytes after the end are not read"),
+    "joined.tgz": (gzip.compress(archive(TEXTS) * 2), "bytes after the end are not read"),
     **{
         f"second stream.txt.{kind}": (pack(json_lines()) + b"?" + pack(json_lines()), f"damaged {kind} data")
         for kind, pack in COMPRESS.items()

@@ -133,7 +133,7 @@ def test_exact_duplicates_are_dropped_and_splits_are_by_text(
     alone = configuration(moved, tmp_path / "only.jsonl", tokenizer, **OPTIONS)
     prepare(alone)
     output = capsys.readouterr().out
-    assert output.count("has none") == 2
+    assert output.count("is empty") == 2
     (name,) = [name for name in parts if indexed_files.read(moved / f"out/x_{name}").documents]
     assert indexed_files.read(moved / f"out/x_{name}").documents[0] in parts[name]
 

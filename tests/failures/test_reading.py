@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.monitor.history import Diagnosis, diagnose
-from slipway.common.node.evidence import own_words
+from slipway.common.node.evidence import quote_error
 from slipway.common.node.marks import JobAttempt
 from tests.failures.failure_samples import RECORDED
 
@@ -82,7 +82,7 @@ def test_reason_is_that_of_the_first_failed_rank(tmp_path: Path) -> None:
     ],
 )
 def test_the_reason_is_what_the_program_said_last(log: str, words: str | None) -> None:
-    assert own_words(log.encode().decode("latin-1").split("\n"), "n1") == words  # as a log is read
+    assert quote_error(log.encode().decode("latin-1").split("\n"), "n1") == words  # as a log is read
 
 
 @pytest.mark.parametrize("time", [999.0, 1012.0])

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from slipway.common.node.failure_rules import FailureRule
-from slipway.common.node.judging import RULES, rule_named
+from slipway.common.node.judging import RULES, find_rule
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}-{rule.of}")
@@ -20,11 +20,11 @@ def test_a_rule_is_well_formed(rule: FailureRule) -> None:
 
 def test_rules_of_one_name_say_the_same() -> None:
     for rule in RULES:
-        namesake = rule_named(rule.name)
+        namesake = find_rule(rule.name)
         assert namesake is not None
         assert (namesake.verdict, namesake.means, namesake.advice) == (rule.verdict, rule.means, rule.advice)
-    assert rule_named("nosuch") is None
-    assert rule_named(None) is None
+    assert find_rule("nosuch") is None
+    assert find_rule(None) is None
 
 
 def test_no_pattern_matches_an_empty_line() -> None:

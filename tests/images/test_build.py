@@ -22,7 +22,7 @@ from launcher.images.building import Builder, find_builder
 from launcher.images.recipes import read_recipe
 from launcher.images.references import Reference
 from launcher.images.registry import Access, architecture, look_up
-from launcher.images.resolve import recorded_digest
+from launcher.images.resolve import read_recorded_digest
 from tests.images import tiny
 from tests.images.tiny import Registry, need, run
 
@@ -158,7 +158,7 @@ def test_a_run_records_the_digest_of_the_registry(
     place = f"{registry.host}/push/small:1"
     (result,) = ask_json(capsys, "push", "small", place, *words, "--plain-http")
     assert result["digest"] != answer["digest"], "a registry packs its layers"
-    assert recorded_digest(answer["path"]) == result["digest"]
+    assert read_recorded_digest(answer["path"]) == result["digest"]
     remote = look_up(Reference.parse(place), Access(plain_http=True))
     assert remote.digest == result["digest"]
     assert ask_json(capsys, "build", "small", *words)["reused"], "it is the same image still"

@@ -16,7 +16,7 @@ from launcher.drafting import Draft, Request, draft, resolve_choice
 from launcher.errors import UserError
 from launcher.images.importing import ImportOptions
 from launcher.images.progress import ImageProgress
-from launcher.images.resolve import recorded_digest, resolve_container
+from launcher.images.resolve import read_recorded_digest, resolve_container
 from launcher.images.store import Sidecar
 from launcher.launching.building import ImageRequirement, make_here, required_image
 from launcher.sweeps.points import SweepRequest, draft_sweep
@@ -187,14 +187,14 @@ def test_a_registry_image_on_many_nodes_is_a_warning(directory: Path) -> None:
 def test_the_digest_is_read_from_the_record(directory: Path) -> None:
     file = directory / "nemo.sqsh"
     image(file)
-    assert recorded_digest(str(file)) is None
+    assert read_recorded_digest(str(file)) is None
     values = {"compression": "lz4", "squash_options": (), "block_size": 131072, "created": "", "made_by": ""}
     size = file.stat().st_size
     Sidecar(source=NEMO, digest=PINNED, sha256="0" * 64, size=size, **values).write(file)  # type: ignore[arg-type]
-    assert recorded_digest(str(file)) == PINNED
+    assert read_recorded_digest(str(file)) == PINNED
     Sidecar(source=NEMO, digest=None, sha256="0" * 64, size=size, **values).write(file)  # type: ignore[arg-type]
-    assert recorded_digest(str(file)) == f"sha256:{'0' * 64}"
-    assert recorded_digest(NEMO) is None and recorded_digest(None) is None
+    assert read_recorded_digest(str(file)) == f"sha256:{'0' * 64}"
+    assert read_recorded_digest(NEMO) is None and read_recorded_digest(None) is None
 
 
 # --- launch --build, without making anything

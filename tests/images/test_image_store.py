@@ -13,10 +13,10 @@ from launcher.images.store import (
     ImageConfig,
     RecipeOrigin,
     Sidecar,
+    list_images,
     read_sidecar,
+    read_stored,
     sidecar_path,
-    stored,
-    stored_images,
 )
 
 RECORD = Sidecar(
@@ -44,7 +44,7 @@ def image(tmp_path: Path) -> Path:
 
 def test_a_record_is_read_as_it_was_written(image: Path) -> None:
     assert read_sidecar(image) == RECORD
-    entry = stored(image)
+    entry = read_stored(image)
     assert entry
     assert (entry.path, entry.size, entry.sidecar) == (image, 5, RECORD)
 
@@ -56,13 +56,13 @@ def test_only_whole_files_are_images(image: Path) -> None:
     (directory / "unpacked.sqsh").mkdir()
     (directory / "gone.sqsh").symlink_to(directory / "nowhere")
     (directory / "colleague.squashfs").write_bytes(b"hsqs")
-    entries = stored_images(directory)
+    entries = list_images(directory)
     assert [(entry.path.name, entry.sidecar is None) for entry in entries] == [
         ("colleague.squashfs", True),
         ("nemo.sqsh", False),
     ]
-    assert stored_images(directory / "none") == []
-    assert stored(directory / "none.sqsh") is None
+    assert list_images(directory / "none") == []
+    assert read_stored(directory / "none.sqsh") is None
 
 
 def test_fields_of_later_versions_are_ignored(image: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_record_of_another_file_is_ignored(image: Path, change: dict[str, obje
     record = json.loads(sidecar_path(image).read_text())
     sidecar_path(image).write_text(json.dumps({**record, **change}))
     assert read_sidecar(image) is None
-    assert [entry.sidecar for entry in stored_images(image.parent)] == [None]
+    assert [entry.sidecar for entry in list_images(image.parent)] == [None]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null"])

@@ -16,7 +16,7 @@ from launcher.images.importing import Imported, ImportOptions, import_image
 from launcher.images.references import Reference
 from launcher.images.registry import Access, architecture, enroot_login, look_up
 from launcher.images.squashfs import SQUASH_OPTIONS, read_superblock
-from launcher.images.store import RecipeOrigin, sidecar_path, stored_images
+from launcher.images.store import RecipeOrigin, list_images, sidecar_path
 from tests.images.importer import stand_ins
 from tests.images.tiny import ENTRYPOINT, ENV, LABELS, PASSWORD, USER, WORKDIR, Registry, need, run
 
@@ -61,7 +61,7 @@ def test_the_record_describes_the_image(imported: Imported, tiny_layout: Path) -
     assert (sidecar.config.entrypoint, sidecar.config.labels) == (ENTRYPOINT, LABELS)
     assert sidecar.recipe == RecipeOrigin("tiny", "run", "0123456789ab")
     assert "mksquashfs 4" in sidecar.made_by
-    [entry] = stored_images(imported.path.parent)
+    [entry] = list_images(imported.path.parent)
     assert entry.sidecar == sidecar
     # Nothing else is left there, hidden or not.
     names = {path.name for path in imported.path.parent.iterdir()}

@@ -12,9 +12,9 @@ import pytest
 
 from launcher.images.importing import import_image
 from launcher.images.references import Reference
-from launcher.images.scratch import is_locked, lock_path, locked
+from launcher.images.scratch import is_locked, lock_image, lock_path
 from launcher.images.squashfs import read_superblock
-from launcher.images.store import read_sidecar, sidecar_path, stored_images
+from launcher.images.store import list_images, read_sidecar, sidecar_path
 from tests.images.importer import end, has_ended, is_running, start, wait_for, wrap_program
 from tests.images.tiny import need
 
@@ -80,7 +80,7 @@ def test_a_lock_lasts_as_long_as_the_programs_that_inherit_it(images: Path) -> N
     while is_running(program):
         pass
     assert not is_locked(target)
-    with locked(target, lambda who: pytest.fail(f"{who} has ended")) as lock:
+    with lock_image(target, lambda who: pytest.fail(f"{who} has ended")) as lock:
         assert lock.certain and not lock.waited
     assert list(images.iterdir()) == []
 
@@ -88,7 +88,7 @@ def test_a_lock_lasts_as_long_as_the_programs_that_inherit_it(images: Path) -> N
 def test_colleagues_may_lock_an_image_whatever_the_umask(images: Path) -> None:
     before = os.umask(0o077)
     try:
-        with locked(images / "tiny.sqsh", print):
+        with lock_image(images / "tiny.sqsh", print):
             assert lock_path(images / "tiny.sqsh").stat().st_mode & 0o777 == 0o666
     finally:
         os.umask(before)
@@ -99,7 +99,7 @@ def test_an_import_waits_for_the_record_of_another(tiny_layout: Path, images: Pa
     import_image(Reference.parse(f"oci:{tiny_layout}:1"), target)
     record = sidecar_path(target).read_text()
     # Another import leaves the image without a record for a moment.
-    with locked(target, lambda who: None):
+    with lock_image(target, lambda who: None):
         sidecar_path(target).unlink()
         process = start(f"oci:{tiny_layout}:1", target)
         assert process.stderr
@@ -146,11 +146,11 @@ def test_an_interrupted_import_leaves_no_target(
     environment = wrap_program(tmp_path / "bin", "mksquashfs", _HANGING.format(mark=mark))
     process = start(f"oci:{tiny_layout}:1", target, environment=environment)
     wait_for(mark, process)
-    assert stored_images(images) == []
+    assert list_images(images) == []
     process.send_signal(number)
     assert end(process)[0] == code
     assert not target.exists()
-    assert stored_images(images) == []
+    assert list_images(images) == []
     packer = int(mark.read_text())
     if number is not signal.SIGKILL:
         assert list(images.iterdir()) == []

@@ -267,8 +267,8 @@ def test_a_programs_failure_is_explained(output: str, why: str, hint: str) -> No
 
 
 def test_only_known_packages_are_suggested() -> None:
-    assert tools.how_to_get("pigz") == ""
-    assert tools.how_to_get("pigz", "skopeo", "docker").endswith("apt-get install skopeo docker.io")
+    assert tools.explain_install("pigz") == ""
+    assert tools.explain_install("pigz", "skopeo", "docker").endswith("apt-get install skopeo docker.io")
 
 
 def test_hints_can_be_pasted() -> None:

@@ -192,7 +192,7 @@ def test_changed_bytes_fail_the_checksum(imported: Path, bare_image: Path) -> No
     record = json.loads(sidecar_path(bare_image).read_text())
     sidecar_path(bare_image).write_text(json.dumps(record | {"size": 7}))
     report = verify(bare_image)
-    assert report.problem is not None and "the record of another file" in report.problem.message
+    assert report.problem is not None and "not the record of this file" in report.problem.message
 
 
 def test_the_whole_store_is_verified_by_default(imported: Path, tmp_path: Path, capsys: Capsys) -> None:

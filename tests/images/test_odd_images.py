@@ -19,7 +19,7 @@ from launcher.images.progress import ImageProgress
 from launcher.images.recipes import read_recipe
 from launcher.images.references import Kind, Reference
 from launcher.images.registry import Access, RemoteImage, enroot_login, hint_names
-from launcher.images.scratch import locked
+from launcher.images.scratch import lock_image
 from launcher.images.store import ImageConfig
 from launcher.images.tools import BUILDERS, ToolError, explain_failure
 
@@ -47,7 +47,7 @@ def test_a_file_system_without_locks_is_uncertain(tmp_path: Path, monkeypatch: p
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with locked(tmp_path / "x.sqsh", lambda who: None) as lock:
+    with lock_image(tmp_path / "x.sqsh", lambda who: None) as lock:
         assert not lock.certain
 
 
@@ -63,7 +63,7 @@ def test_a_lock_file_that_its_holder_removes_on_nfs_is_made_again(
         real(handle, operation)
 
     monkeypatch.setattr("fcntl.flock", stale)
-    with locked(tmp_path / "x.sqsh", lambda who: pytest.fail(f"waited for {who}")) as lock:
+    with lock_image(tmp_path / "x.sqsh", lambda who: pytest.fail(f"waited for {who}")) as lock:
         assert lock.certain
 
 
@@ -76,7 +76,7 @@ def test_a_directory_without_permission_is_explained(tmp_path: Path, monkeypatch
         return real(path, flags, mode)
 
     monkeypatch.setattr("os.open", refuse)
-    with pytest.raises(UserError, match="permission denied"), locked(tmp_path / "x.sqsh", print):
+    with pytest.raises(UserError, match="permission denied"), lock_image(tmp_path / "x.sqsh", print):
         pass
 
 
@@ -139,7 +139,7 @@ def test_a_login_refused_to_both_programs_is_explained(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("launcher.images.registry.look_up", refuse)
     monkeypatch.setattr("launcher.images.backends._run_enroot", fail)
-    monkeypatch.setattr("launcher.images.tools.which", Path)
+    monkeypatch.setattr("launcher.images.tools.find_program", Path)
     with pytest.raises(UserError, match="the registry refuses access") as raised:
         backends.look_up(backends.ENROOT, Reference.parse("a.b/c:1"), Access())
     assert "skopeo login a.b" in str(raised.value)
@@ -222,7 +222,7 @@ def test_a_colleagues_file_in_a_sticky_directory_is_refused_before_the_import(
     remote = RemoteImage("sha256:0", 1, 1, ImageConfig())
     monkeypatch.setattr(backends, "look_up", lambda *_: remote)
     monkeypatch.setattr(backends, "make_squashfs", lambda *_: pytest.fail("it was imported"))
-    with pytest.raises(UserError, match="sticky bit, where nobody else replaces it") as raised:
+    with pytest.raises(UserError, match="sticky bit, where only its owner can replace it") as raised:
         import_image(Reference.parse("a.b#c:1"), images / "x.sqsh")
     assert str(images / name) in str(raised.value) and "images_dir=DIR" in str(raised.value)
     assert [path.name for path in images.iterdir()] == [name]

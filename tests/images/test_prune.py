@@ -16,8 +16,8 @@ import pytest
 from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.images.pruning import ImageUse, PruneRules, decide, decide_leftovers, parse_age, remove
-from launcher.images.scratch import locked
-from launcher.images.store import RecipeOrigin, Sidecar, Stored, sidecar_path, stored, stored_images
+from launcher.images.scratch import lock_image
+from launcher.images.store import RecipeOrigin, Sidecar, Stored, list_images, read_stored, sidecar_path
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.provenance import host
 
@@ -43,7 +43,7 @@ def put(store: Path, name: str, *, record: bool = True, age: float = 0.0) -> Pat
 
 
 def removals(store: Path, uses: dict[Path, list[ImageUse]], rules: PruneRules) -> dict[str, bool]:
-    choices = decide(stored_images(store), uses, rules, NOW)
+    choices = decide(list_images(store), uses, rules, NOW)
     return {choice.entry.path.name: choice.remove for choice in choices}
 
 
@@ -68,7 +68,7 @@ def test_images_that_runs_need_stay(tmp_path: Path) -> None:
     assert removals(tmp_path, uses, PruneRules(older_than=41 * DAY)) == {**needed, "free.sqsh": False}
     reasons = {
         choice.entry.path.name: choice.why
-        for choice in decide(stored_images(tmp_path), uses, PruneRules(), NOW)
+        for choice in decide(list_images(tmp_path), uses, PruneRules(), NOW)
     }
     assert reasons["live.sqsh"] == "c waits or runs, or may"
     assert reasons["theirs.sqsh"] == "not made by slipway: it has no record"
@@ -100,9 +100,9 @@ def test_a_wrong_age_is_refused(text: str) -> None:
 
 def test_an_image_being_imported_stays(tmp_path: Path) -> None:
     store = tmp_path / "images"
-    entry = stored(put(store, "a.sqsh"))
+    entry = read_stored(put(store, "a.sqsh"))
     assert isinstance(entry, Stored)
-    with locked(entry.path, lambda _: None), pytest.raises(UserError, match="imports it just now"):
+    with lock_image(entry.path, lambda _: None), pytest.raises(UserError, match="imports it just now"):
         remove(entry)
     assert entry.path.exists() and sidecar_path(entry.path).exists()
     remove(entry)
@@ -122,7 +122,7 @@ def test_a_partial_file_is_removed_when_nobody_imports(tmp_path: Path) -> None:
     store = tmp_path / "images"
     partial = put(store, ".a.sqsh.tmp-0123456789ab", record=False)
     (store / ".a.sqsh.lock").touch()  # an import leaves its lock too
-    with locked(store / "a.sqsh", lambda _: None):
+    with lock_image(store / "a.sqsh", lambda _: None):
         (choice,) = decide_leftovers(store, {})
         assert not choice.remove and "just now" in choice.why
         with pytest.raises(UserError, match="just now"):

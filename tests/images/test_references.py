@@ -197,11 +197,11 @@ def test_two_registries_do_not_share_a_file() -> None:
 def test_a_tag_is_pinned_by_its_digest() -> None:
     reference = Reference.parse("nvcr.io#nvidia/nemo:24.07")
     assert not reference.is_pinned
-    pinned = reference.at(DIGEST)
+    pinned = reference.pin(DIGEST)
     assert pinned.is_pinned
     assert pinned.for_build == f"nvcr.io/nvidia/nemo@{DIGEST}"
     with pytest.raises(ValueError, match="no digest"):
-        reference.at("sha256:1234")
+        reference.pin("sha256:1234")
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_jobs_of_others_on_this_machine_break_no_look_up(
         os.seteuid(other_user)
         monkeypatch.setattr(RunLocator, "_schedulers", [LocalScheduler()])
         locator = RunLocator(tmp_path / "none")
-        assert locator.located(str(job.pid)) == [] and tmp_path not in locator.trees_of_jobs()
+        assert locator.locate(str(job.pid)) == [] and tmp_path not in locator.trees_of_jobs()
         assert all("does not answer" not in remark for remark in locator.remarks)
         LocalScheduler().find([Submission("tag", tmp_path / "a_submission.sh", "u", "")])
     finally:

@@ -335,7 +335,7 @@ def test_mistakes(desk: Desk, overrides: list[str], message: str) -> None:
         (["launch", "--smoke"], "--smoke: stages=[workspace] is a shell"),
         (["launch", "--build=job"], "--build=job: with stages=[workspace]"),
         (["render", "--task"], "--task: a workspace has no tasks"),
-        (["sweep", "training.model.optim.lr=1e-4,2e-4", "--dry-run"], "a shell to sit at"),
+        (["sweep", "training.model.optim.lr=1e-4,2e-4", "--dry-run"], "an interactive shell cannot be swept"),
         (["launch", "--no-check=path.mounts"], "salloc is not on this machine"),
     ],
 )

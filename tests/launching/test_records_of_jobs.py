@@ -216,7 +216,7 @@ def test_damage_is_said_once(
     assert main(["status", "--base-results-dir", str(launched.paths.run_dir.parent)]) == 0
     err = capsys.readouterr().err
     assert err.count("launcher.json is not a launch's manifest") == 1
-    assert "its other files tell of job 101" in err and "\x1b" not in err
+    assert "according to its other files, it is job 101" in err and "\x1b" not in err
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

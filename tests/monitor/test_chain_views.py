@@ -28,7 +28,7 @@ from launcher.cli.app import main
 from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import Progress, Train
 from launcher.monitor.history import history
-from launcher.monitor.logs import job_logs, next_log, rank_failures, tail_offsets
+from launcher.monitor.logs import find_next, job_logs, rank_failures, tail_offsets
 from launcher.monitor.readers import all_events, newest_events
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
@@ -147,8 +147,8 @@ def test_no_log_is_passed_over_that_appears_meanwhile(
         return before
 
     monkeypatch.setattr(Path, "is_file", is_file)
-    assert next_log(launch, first) in (first, others[0])
-    assert next_log(launch, first) == others[0]
+    assert find_next(launch, first) in (first, others[0])
+    assert find_next(launch, first) == others[0]
 
 
 def test_a_first_log_may_appear_while_logs_are_listed(

@@ -8,7 +8,7 @@ import pytest
 from monitor_samples import FakeScheduler, Runs, append, held_out, start, train, validation, whole_training
 
 from launcher.errors import UserError
-from launcher.monitor.curves import Curves, Points, evenly, find_spikes, finite_points, smooth
+from launcher.monitor.curves import Curves, Points, choose_evenly, find_spikes, keep_finite, smooth
 from launcher.monitor.events import parse_event
 from launcher.monitor.summary import subtitle, summarize, ticks
 from launcher.schedulers.base import JobStatus
@@ -85,7 +85,7 @@ def test_smoothing() -> None:
     assert smooth([1.0, 5.0, 3.0, 3.0], window=3) == [1.0, 3.0, 3.0, 3.0]
     assert smooth([]) == []
     assert list(smooth([1.0, 3.0, 3.0, 3.0], window=3, at=[0, 3])) == [1.0, 3.0]
-    steps, losses = finite_points([1, 3, 4], [float("nan"), float("inf"), 1.0])
+    steps, losses = keep_finite([1, 3, 4], [float("nan"), float("inf"), 1.0])
     assert (list(steps), list(losses)) == ([4], [1.0])
 
 
@@ -125,9 +125,9 @@ def test_ticks(low: float, high: float, expected: list[float]) -> None:
 
 
 def test_thinning_keeps_the_ends() -> None:
-    thinned = evenly(1000, 50)
+    thinned = choose_evenly(1000, 50)
     assert len(thinned) == 50 and thinned[0] == 0 and thinned[-1] == 999
-    assert list(evenly(3, 50)) == [0, 1, 2]
+    assert list(choose_evenly(3, 50)) == [0, 1, 2]
 
 
 def test_summary(runs: Runs, scheduler: FakeScheduler) -> None:

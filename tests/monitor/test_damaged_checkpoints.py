@@ -12,7 +12,7 @@ from monitor_samples import RUNNING, FakeScheduler, Runs, append, start, train
 
 from launcher.cli.app import main
 from launcher.jobs.launches import open_launch
-from launcher.monitor.checkpoints import FILE_NAME, damaged_checkpoints, find_saved
+from launcher.monitor.checkpoints import FILE_NAME, find_damaged_checkpoints, find_saved
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
 from slipway.common.node.marks import claim
@@ -129,7 +129,7 @@ def test_invalid_lines_are_ignored(runs: Runs, content: Any) -> None:
     launch = runs.launch("a")
     (launch / "results" / FILE_NAME).write_text(content + "\n")
     record_damage(launch, 8, 1.0)
-    (checkpoint,) = damaged_checkpoints(open_launch(runs.base / "a", 1))
+    (checkpoint,) = find_damaged_checkpoints(open_launch(runs.base / "a", 1))
     assert checkpoint.name == "m-step=8"
 
 
@@ -139,7 +139,7 @@ def test_a_named_pipe_and_control_characters_do_no_harm(
     launch = runs.launch("a")
     path = launch / "results" / FILE_NAME
     os.mkfifo(path)
-    assert damaged_checkpoints(open_launch(runs.base / "a", 1)) == []
+    assert find_damaged_checkpoints(open_launch(runs.base / "a", 1)) == []
     path.unlink()
     event = {"time": 1, "path": "/x/\x1b[31m", "reason": "\x1b]0;x\n", "moved_to": "\x1b"}
     path.write_text(json.dumps(event) + "\n")

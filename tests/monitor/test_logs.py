@@ -98,7 +98,7 @@ def test_following_gives_up_when_the_state_is_unknown(
 def test_last_lines(tmp_path: Path, content: str, lines: int, expected: str) -> None:
     path = tmp_path / "log"
     path.write_text(content)
-    assert log_reading.last_lines(path, lines) == expected
+    assert log_reading.read_last_lines(path, lines) == expected
 
 
 def test_a_character_split_between_two_reads(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_hole_in_a_log_is_not_read_to_its_beginning(tmp_path: Path, end: str) 
         stream.truncate(900_000_000)
         stream.seek(0, os.SEEK_END)
         stream.write(end.encode())
-    text = log_reading.last_lines(path, 5)
+    text = log_reading.read_last_lines(path, 5)
     assert text.endswith(end)
     assert len(text) <= 1 << 20
     assert log_reading.tail_offsets([path], 1)[0][1] > 890_000_000

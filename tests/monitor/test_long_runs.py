@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from monitor_samples import Runs, append, end, held_out, log, start, validation
 
 from launcher.monitor import events, evidence, readers
-from launcher.monitor.curves import Curves, evenly, smooth
+from launcher.monitor.curves import Curves, choose_evenly, smooth
 from launcher.monitor.events import (
     End,
     Event,
@@ -184,13 +184,13 @@ def test_the_newest_events_give_the_same_progress_as_all(runs: Runs, steps: int)
         601,
         602,
     ]
-    assert events.newest(all_events, steps) == newest_events
+    assert events.select_newest(all_events, steps) == newest_events
 
 
 @SMALL
 @given(st.lists(st.floats(-9, 9), max_size=120), st.integers(2, 50))
 def test_smoothing_at_some_points_agrees_with_smoothing_all(values: list[float], most: int) -> None:
-    chosen = evenly(len(values), most)
+    chosen = choose_evenly(len(values), most)
     smoothed = smooth(values)
     assert smooth(values, at=chosen) == [smoothed[index] for index in chosen]
 
@@ -255,7 +255,7 @@ def test_nemos_log_read_in_blocks_gives_the_same_events(
     monkeypatch.setattr(readers, "_BLOCK_BYTES", block)
     reader = NemoReader(path, 2048)
     assert list(reader.stream()) == whole and list(reader.stream()) == []
-    assert events.newest(whole, 20) == events.newest(NemoReader(path, 2048).stream(), 20)
+    assert events.select_newest(whole, 20) == events.select_newest(NemoReader(path, 2048).stream(), 20)
 
 
 def test_a_log_without_progress_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

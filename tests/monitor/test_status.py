@@ -36,7 +36,7 @@ from launcher.runs.provenance import user
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui.tables import colour
-from slipway.common.backoff import doubled_wait
+from slipway.common.backoff import double_wait
 from slipway.common.node.marks import note_cancelled
 from tests.job_marks import leave_marks
 
@@ -362,9 +362,9 @@ def test_a_scheduler_that_hangs_is_silent_too(
 
 
 def test_a_silent_scheduler_is_asked_ever_less_often() -> None:
-    waits = [doubled_wait(attempt, 2.0, 30.0) for attempt in (0, 1, 2, 3, 4, 10_000)]
+    waits = [double_wait(attempt, 2.0, 30.0) for attempt in (0, 1, 2, 3, 4, 10_000)]
     assert waits == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    assert doubled_wait(5, 60.0, 30.0) == 60.0
+    assert double_wait(5, 60.0, 30.0) == 60.0
 
 
 def test_watching_gives_up_on_unknown_states(
@@ -387,7 +387,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_jobs(
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.monitor.watching.as_line", interrupt)
+    monkeypatch.setattr("launcher.monitor.watching.format_line", interrupt)
     assert slipway(runs, "status", "--watch") == 130
     assert "the jobs continue" in capsys.readouterr().err
 

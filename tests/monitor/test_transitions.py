@@ -150,14 +150,14 @@ def test_a_narrow_terminal_keeps_the_column_since(
     runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from launcher.jobs.lookup import RunRef
-    from launcher.monitor.run_status import as_table, collect_status
+    from launcher.monitor.run_status import collect_status, make_table
     from launcher.ui.tables import rich_table
 
     launch = runs.launch("gpt3_126m_with_a_name")
     leave_marks(launch, "11", started=datetime.now(UTC).timestamp())
     scheduler.set("11", RUNNING)
     rows = collect_status([RunRef(runs.base / "gpt3_126m_with_a_name")])
-    table = rich_table(*as_table(rows), [row.state for row in rows], 80)
+    table = rich_table(*make_table(rows), [row.state for row in rows], 80)
     names = [str(column.header) for column in table.columns]
     assert {"run", "job", "state", "since"} <= set(names)
 

@@ -179,7 +179,7 @@ def test_a_scheduler_that_hangs_is_not_taken_for_a_running_job(runs: Runs, sched
         assert poller.snapshot().states == [State.RUNNING]
         hang.wait(0.6)
         assert poller.snapshot().is_over and poller.snapshot().states == [State.UNKNOWN]
-        poller.alive()  # the trainer still records steps
+        poller.mark_alive()  # the trainer still records steps
         assert not poller.snapshot().is_over
     hang.set()
 

@@ -16,10 +16,10 @@ from slipway.common.files import (
     UnfitFile,
     is_job_id,
     open_regular,
+    read_int,
     read_json,
     read_text,
     unix_time,
-    whole,
 )
 
 
@@ -157,9 +157,9 @@ def test_job_ids_are_recognized() -> None:
 
 
 def test_numbers_are_read_within_their_range() -> None:
-    assert [whole(value) for value in (1, 2.9, -3)] == [1, 2, -3]
+    assert [read_int(value) for value in (1, 2.9, -3)] == [1, 2, -3]
     invalid = (True, "1", None, [], float("nan"), float("inf"), 10**400, 2**64)
-    assert [whole(value) for value in invalid] == [None] * len(invalid)
-    assert whole(0, 1) is None and whole(256, 0, 255) is None
+    assert [read_int(value) for value in invalid] == [None] * len(invalid)
+    assert read_int(0, 1) is None and read_int(256, 0, 255) is None
     assert unix_time(1.7e9) == 1.7e9
     assert [unix_time(value) for value in (-1, 1e12, 10**400, float("nan"), "1", True)] == [None] * 6

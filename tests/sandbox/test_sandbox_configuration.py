@@ -286,11 +286,13 @@ def test_asking_for_the_directory_loads_nothing_else() -> None:
 
 
 def test_each_boot_begins_at_another_job_number() -> None:
-    earlier, later = (configuration.first_job_id(now) for now in (1_795_000_000.0, 1_795_000_060.0))
+    earlier, later = (configuration.choose_first_job_id(now) for now in (1_795_000_000.0, 1_795_000_060.0))
     assert 0 < earlier < later < 67_043_328, "Slurm's MaxJobId"
 
 
 def test_sixty_jobs_of_sandboxes_that_boot_within_half_a_minute_have_ports_of_their_own() -> None:
-    first, *others = (configuration.first_job_id(1_795_000_000 + quarter / 4) for quarter in range(120))
+    first, *others = (
+        configuration.choose_first_job_id(1_795_000_000 + quarter / 4) for quarter in range(120)
+    )
     ports = {(first + job) % _PORTS for job in range(60)}
     assert ports.isdisjoint((other + job) % _PORTS for other in others for job in range(60))

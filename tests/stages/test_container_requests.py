@@ -11,7 +11,7 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.errors import UserError
-from launcher.images.resolve import recorded_digest
+from launcher.images.resolve import read_recorded_digest
 from launcher.plan import Mount, Plan
 from launcher.rendering.render import TEMPLATE_DIR, render_template
 from launcher.rendering.supervision import supervisor_settings
@@ -203,11 +203,11 @@ def test_a_record_of_another_file_has_no_digest(tmp_path: Path) -> None:
     state = image.stat()
     record = Sidecar("x", digest, "b" * 64, state.st_size, "lz4", (), 1, "now", "us", ImageConfig())
     record.write(image)
-    assert recorded_digest(str(image)) == digest, "records of earlier versions tell no time"
+    assert read_recorded_digest(str(image)) == digest, "records of earlier versions tell no time"
     Sidecar(
         *("x", digest, "b" * 64, state.st_size, "lz4", (), 1, "now", "us", ImageConfig(), None),
         modified=int(state.st_mtime),
     ).write(image)
-    assert recorded_digest(str(image)) == digest
+    assert read_recorded_digest(str(image)) == digest
     os.utime(image, (1, 1))
-    assert recorded_digest(str(image)) is None
+    assert read_recorded_digest(str(image)) is None

@@ -13,7 +13,7 @@ from slipway.supervisor.chain import (
     Ending,
     Phase,
     Transition,
-    after_end,
+    decide_after_end,
     look_back,
 )
 
@@ -73,7 +73,7 @@ class Model:
         self.before, self.is_marked = event, not event.kind.startswith("lost")
         if not self.is_marked:
             return
-        next_step = after_end(
+        next_step = decide_after_end(
             self.settings,
             number,
             ENDINGS[event.kind],
@@ -140,7 +140,7 @@ def test_a_new_checkpoint_forgives_and_a_crash_loop_stops(
     settings: ChainSettings, failures: int, kind: str, has_progressed: bool
 ) -> None:
     ending = ENDINGS[kind]
-    step = after_end(settings, 1, ending, failures, has_progressed, False)
+    step = decide_after_end(settings, 1, ending, failures, has_progressed, False)
     if ending.verdict in ("done", "stop"):
         assert step.phase is Phase.OVER and step.ending == ending
     elif has_progressed:
@@ -154,7 +154,7 @@ def test_a_new_checkpoint_forgives_and_a_crash_loop_stops(
 
 def test_a_node_at_fault_is_excluded_and_the_next_link_is_submitted() -> None:
     settings, ending, lost = ChainSettings(links=3), ENDINGS["node_failed"], ENDINGS["lost"]
-    assert after_end(settings, 1, ending, 0, False, False) == Transition(Phase.PASSED, 1, ending, True)
+    assert decide_after_end(settings, 1, ending, 0, False, False) == Transition(Phase.PASSED, 1, ending, True)
     before = Before("16", lost, is_judged_now=True)
     assert look_back(settings, 2, before, False) == Transition(Phase.RUNS, 1, lost, True)
 

@@ -93,7 +93,7 @@ def test_names_are_valid_file_names_and_differ() -> None:
         (["a=interval(0,1)"], "an interval has no number of values"),
         (["training.run.name=x,y"], "cannot be swept"),
         (["stages=training,data_preparation"], "cannot be swept"),
-        (["a=1,2", "training.run.results_dir=/x"], "each point has a directory of its own"),
+        (["a=1,2", "training.run.results_dir=/x"], "each point has its own directory"),
         (["a=range(0,100)", "b=range(0,101)"], f"a sweep has {MOST_POINTS} at most"),
         (["training=glob(nothing*)"], "no choice is called so"),
         (["a.b=glob(*)"], "glob() chooses files"),

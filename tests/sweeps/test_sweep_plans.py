@@ -13,7 +13,14 @@ import pytest
 
 from launcher.errors import UserError
 from launcher.rendering.supervision import supervisor_archive
-from launcher.sweeps.arrays import Array, array_settings, differing, next_array, plan_arrays, render_array
+from launcher.sweeps.arrays import (
+    Array,
+    array_settings,
+    list_differences,
+    pick_array,
+    plan_arrays,
+    render_array,
+)
 from launcher.sweeps.points import SweepDraft, SweepRequest, check_sweep, draft_sweep
 
 LR = "training.model.optim.lr=5e-3,6e-3,7e-3"
@@ -50,13 +57,13 @@ def test_points_with_different_resources_are_in_different_arrays(tmp_path: Path)
     planned = arrays(draft_points(tmp_path, "training.trainer.num_nodes=1,2,4", SEED))
     assert [len(array.points) for array in planned] == [2, 2, 2]
     assert len({array.job_name for array in planned}) == 3, "`singleton` would let them wait for each other"
-    assert differing(planned) == ["--nodes"]
+    assert list_differences(planned) == ["--nodes"]
 
 
 def test_more_points_than_an_array_may_have_are_split(tmp_path: Path) -> None:
     planned = arrays(draft_points(tmp_path, LR, SEED), largest=4)
     assert [array.numbers for array in planned] == ["0-3", "0-1"]
-    assert differing(planned) == []
+    assert list_differences(planned) == []
     assert len({point.grid_point.name for array in planned for point in array.points}) == 6
 
 
@@ -154,9 +161,9 @@ def test_no_array_is_numbered_where_the_others_cannot_be_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert next_array(Path()) == Path("arrays/1")
+    assert pick_array(Path()) == Path("arrays/1")
     (tmp_path / "arrays" / "7").mkdir(parents=True)
-    assert next_array(Path()) == Path("arrays/8")
+    assert pick_array(Path()) == Path("arrays/8")
     tmp_path.chmod(0o755)
     (tmp_path / "arrays").chmod(0o311)
     user = os.geteuid()
@@ -164,7 +171,7 @@ def test_no_array_is_numbered_where_the_others_cannot_be_listed(
         os.seteuid(65534)  # root may list everything
     try:
         with pytest.raises(PermissionError):
-            next_array(Path())
+            pick_array(Path())
     finally:
         os.seteuid(user)
         (tmp_path / "arrays").chmod(0o755)

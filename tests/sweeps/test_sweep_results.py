@@ -10,7 +10,7 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.monitor.run_status import StatusRow
-from launcher.monitor.watching import as_line
+from launcher.monitor.watching import format_line
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.sweeps.record import ArrayRecord, write_record
@@ -81,4 +81,4 @@ def test_table_has_the_reason_why_a_point_failed(tmp_path: Path) -> None:
     row = StatusRow.extending(status, run_dir=tmp_path / "seed=7")
     (cells,) = Results({SEED: "seed"}, [Result(1, "seed=7", {SEED: "7"}, row)]).rows()
     assert cells[-1] == "exit code 1: a library was missing"
-    assert "FAILED (exit code 1: a library was missing)" in as_line(row)
+    assert "FAILED (exit code 1: a library was missing)" in format_line(row)

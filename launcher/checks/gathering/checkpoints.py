@@ -19,8 +19,8 @@ from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_ther
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
 from launcher.file_systems import mount_of
-from launcher.runs.trained import MarkedCheckpoint, marked_checkpoint, marked_checkpoints
-from slipway.common.files import read_bytes, read_json, read_text, whole
+from launcher.runs.trained import MarkedCheckpoint, find_marked_checkpoints, read_marked_checkpoint
+from slipway.common.files import read_bytes, read_int, read_json, read_text
 from slipway.common.node.checkpoints import MARKER, TRACKER
 from slipway.common.owners import why_untrusted
 
@@ -57,7 +57,7 @@ def checkpoint_directory(resolver: PathResolver) -> Path | None:
 def read_complete_checkpoints(directory: Path | None) -> list[MarkedCheckpoint]:
     """Return the complete checkpoints of our trainer in a directory, the newest last."""
     try:
-        marked = marked_checkpoints(directory) if directory is not None else []
+        marked = find_marked_checkpoints(directory) if directory is not None else []
     except OSError:
         return []
     return [checkpoint for checkpoint in marked if checkpoint.damage is None]
@@ -70,7 +70,7 @@ def choose_checkpoint(resolver: PathResolver) -> MarkedCheckpoint | None:
     if not isinstance(value, str) or (newest is not None and _was_made(values, newest)):
         return newest
     path = resolver.host(value) if "/" in value else directory / value if directory is not None else None
-    return marked_checkpoint(path) if path is not None else None
+    return read_marked_checkpoint(path) if path is not None else None
 
 
 def read_saved_shards(resolver: PathResolver) -> SavedShards | None:
@@ -81,7 +81,7 @@ def read_saved_shards(resolver: PathResolver) -> SavedShards | None:
         return None
     if not values.flag("resume.load_optimizer", default=True) and not _was_made(values, chosen):
         return None
-    sizes = [whole(chosen.content.get(f"{name}_model_parallel_size"), 1) for name in _SHARDS]
+    sizes = [read_int(chosen.content.get(f"{name}_model_parallel_size"), 1) for name in _SHARDS]
     known = [size for size in sizes if size is not None]
     return SavedShards(str(chosen.path), *known) if known == sizes else None
 
@@ -164,7 +164,7 @@ def _check_owner(resolver: PathResolver, values: Values) -> list[MissingPath]:
 
 def _read_newest(path: Path) -> list[MarkedCheckpoint]:
     """Return the newest complete checkpoint of a directory, or that of a path itself, if there is one."""
-    saved = marked_checkpoint(path)
+    saved = read_marked_checkpoint(path)
     return read_complete_checkpoints(path)[-1:] or ([] if saved is None else [saved])
 
 
@@ -203,7 +203,7 @@ def _why_lost(path: Path) -> str | None:
     """Return why there is no complete checkpoint of our trainer at a path."""
     if not is_there(path):
         return "there is no such checkpoint"
-    saved = marked_checkpoint(path)
+    saved = read_marked_checkpoint(path)
     if saved is None:
         return f"not a complete checkpoint: no {MARKER} in it that can be read"
     return f"not a complete checkpoint: {saved.damage}" if saved.damage is not None else None

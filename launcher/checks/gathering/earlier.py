@@ -19,7 +19,7 @@ from launcher.checks.rules.training import weight_of
 from launcher.drafting import Draft
 from launcher.errors import UserError, file_mode
 from launcher.estimates.values import Values, full
-from launcher.runs.manifest import Manifest, newest_submitted, read_manifest, read_yaml
+from launcher.runs.manifest import Manifest, find_newest_submitted, read_manifest, read_yaml
 from launcher.runs.paths import LAUNCHES, LaunchPaths
 from launcher.secrecy import hidden
 from slipway.common.node.marks import cancelled_by, read_attempts
@@ -108,7 +108,7 @@ def _read_newest(draft: Draft) -> tuple[LaunchPaths, Manifest] | None:
     """Return the newest launch of the run that became a job, if it was a training."""
     run_dir = draft.plan.paths.run_dir
     try:
-        number = newest_submitted(run_dir)
+        number = find_newest_submitted(run_dir)
         if draft.plan.job.stage != "training" or number is None:
             return None
         manifest = read_manifest(run_dir / LAUNCHES / str(number))

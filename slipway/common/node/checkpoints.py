@@ -20,7 +20,7 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from slipway.common.files import names_in, read_bytes, whole
+from slipway.common.files import names_in, read_bytes, read_int
 
 MARKER = "complete.json"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -52,14 +52,14 @@ class Progress(NamedTuple):
     time: int
 
     def fields(self) -> Dict[str, int]:
-        """Return it as it stands in a mark."""
+        """Return it as fields of a mark."""
         return {"checkpoint": self.step, "checkpoint_order": self.order, "checkpoint_time": self.time}
 
 
 def from_fields(mark: Dict[str, Any]) -> Optional[Progress]:
-    """Return the progress that a mark tells of; ``None`` if there was no checkpoint."""
+    """Return the progress in a mark; ``None`` if there was no checkpoint."""
     step, order, time = (
-        whole(mark.get(name), 0) for name in ("checkpoint", "checkpoint_order", "checkpoint_time")
+        read_int(mark.get(name), 0) for name in ("checkpoint", "checkpoint_order", "checkpoint_time")
     )
     if step is None:
         return None
@@ -76,21 +76,21 @@ def is_newer(now: Optional[Progress], before: Optional[Progress]) -> bool:
 
 
 def progress(directory: Optional[str], engine: str) -> Optional[Progress]:
-    """Return the newest whole checkpoint of a directory; ``None`` if there is none."""
+    """Return the newest whole checkpoint of a directory, or ``None``."""
     if not directory:
         return None
     if engine == "megatron":
-        return _by_markers(directory)
+        return _read_markers(directory)
     if engine == "megatron_lm":
-        return _by_tracker(directory)
-    newest = newest_of_nemo(directory)
+        return _read_tracker(directory)
+    newest = find_newest_nemo(directory)
     return Progress(newest.step, newest.step, newest.time) if newest and newest.step >= 0 else None
 
 
 # --- our own trainer ---
 
 
-def _by_markers(directory: str) -> Optional[Progress]:
+def _read_markers(directory: str) -> Optional[Progress]:
     newest: Optional[Progress] = None
     for name in names_in(directory):
         if name.startswith("."):
@@ -103,7 +103,7 @@ def _by_markers(directory: str) -> Optional[Progress]:
             continue
         if not isinstance(marker, dict):
             continue
-        step, serial = whole(marker.get("step"), 0), whole(marker.get("serial", 0), 0)
+        step, serial = read_int(marker.get("step"), 0), read_int(marker.get("serial", 0), 0)
         if step is None or serial is None:
             continue
         marked = Progress(step, serial, _time(path))
@@ -116,7 +116,7 @@ def _by_markers(directory: str) -> Optional[Progress]:
 # --- Megatron-LM ---
 
 
-def _by_tracker(directory: str) -> Optional[Progress]:
+def _read_tracker(directory: str) -> Optional[Progress]:
     path = os.path.join(directory, TRACKER)
     text = _read(path, _TRACKER_BYTES).decode("latin-1").strip()
     if not re.match("[0-9]{1,15}$", text):
@@ -128,7 +128,7 @@ def _by_tracker(directory: str) -> Optional[Progress]:
 
 
 class NemoCheckpoint(NamedTuple):
-    """A whole checkpoint of NeMo's; `step` is -1 where its name has none."""
+    """A whole checkpoint of NeMo's; `step` is -1 if its name has no step."""
 
     path: str
     step: int
@@ -139,27 +139,27 @@ class NemoCheckpoint(NamedTuple):
         return _stem(self.path).endswith(LAST)
 
 
-def newest_of_nemo(directory: str) -> Optional[NemoCheckpoint]:
+def find_newest_nemo(directory: str) -> Optional[NemoCheckpoint]:
     """Return the checkpoint that NeMo ought to continue from: its ``-last``, or a later one.
 
     NeMo keeps the best by their loss too: one with a higher step than the ``-last`` that was saved before it
     is of a way that the training has gone back from.
     """
-    every = whole_of_nemo(directory)
-    last = max((saved for saved in every if saved.is_last), key=_by_step, default=None)
+    every = find_whole_nemo(directory)
+    last = max((saved for saved in every if saved.is_last), key=_sort_key, default=None)
     others = [saved for saved in every if not saved.is_last]
     if last is None:
         return max(others, key=lambda saved: (saved.time, saved.step), default=None)
     later = [saved for saved in others if saved.step > last.step and saved.time >= last.time]
-    return max(later, key=_by_step, default=last)
+    return max(later, key=_sort_key, default=last)
 
 
-def whole_of_nemo(directory: str) -> List[NemoCheckpoint]:
+def find_whole_nemo(directory: str) -> List[NemoCheckpoint]:
     """Return NeMo's checkpoints that are not marked unfinished, also those of single ranks."""
-    return list(_whole_of_nemo(directory))
+    return list(_iterate_whole_nemo(directory))
 
 
-def _whole_of_nemo(directory: str) -> Iterator[NemoCheckpoint]:
+def _iterate_whole_nemo(directory: str) -> Iterator[NemoCheckpoint]:
     names = names_in(directory)
     unfinished = {name[: -len(UNFINISHED)] for name in names if name.endswith(UNFINISHED)}
     for name in names:
@@ -183,7 +183,7 @@ def step_of(path: str) -> int:
     return int(match.group(1)) if match else -1
 
 
-def _by_step(checkpoint: NemoCheckpoint) -> Tuple[int, int]:
+def _sort_key(checkpoint: NemoCheckpoint) -> Tuple[int, int]:
     return checkpoint.step, checkpoint.time
 
 
@@ -196,7 +196,7 @@ def _stem(path: str) -> str:
 
 
 def _read(path: str, limit: int) -> bytes:
-    """Return the content of a regular file; empty if there is none, or it is larger than that."""
+    """Return the content of a regular file; empty if it is missing, or larger than `limit`."""
     try:
         return read_bytes(path, limit)
     except OSError:

@@ -1,4 +1,4 @@
-"""The lines that tell why a job ended: what its ranks left when they failed, then the ends of its logs.
+"""The evidence of why a job ended: records of failed ranks, then the ends of its logs.
 
 Text of a log is anybody's: it is matched, and nothing of it is passed on but numbers and the names of this
 job's own nodes.
@@ -11,9 +11,9 @@ import re
 from contextlib import suppress
 from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from slipway.common.files import AnyPath, open_regular, read_text, unix_time, whole
+from slipway.common.files import AnyPath, open_regular, read_int, read_text, unix_time
 
-# Bytes of each log; the cause of a job's end stands at the log's end.
+# Bytes of each log; the cause of a job's end is at the log's end.
 TAIL_BYTES = 1 << 20
 # Characters of a line that are kept, half of them at its end: a pattern may take long with the whole.
 _LINE = 1 << 12
@@ -23,7 +23,7 @@ _RANK = re.compile(r"[Rr]ank\"?:? ?([0-9]{1,7})(?:[^0-9]|$)")
 # A rank's own report, or srun's word for a task that failed.
 _FAILED = re.compile(r"\{\"time\": .*\"rank\": [0-9]+|srun: error: [^ ]+: tasks? [0-9]")
 _FAILED_RANK = re.compile(r"(?:\"rank\": |: tasks? )([0-9]{1,9})")
-_WORDS = 200  # characters of what a program said last
+_WORDS = 200  # characters of a program's last words
 _LEFT_RECORD = re.compile(r"\{\"time\": .*\"rank\": [0-9]+")
 _BEGIN = re.compile(r"Job [0-9_]+: run ")
 _NOT_STARTED = re.compile(r"slurmstepd[^:]*: error: execve\(\): (.+): ([^:]+)$")
@@ -63,13 +63,13 @@ def evidence(logs: Iterable[AnyPath], failures: Optional[AnyPath] = None, since:
     since
         In Unix seconds: ranks that failed before are another job's.
     """
-    lines = [left.line for left in left_by_ranks(failures, since)] if failures else []
+    lines = [left.line for left in read_rank_failures(failures, since)] if failures else []
     for log in logs:
         lines += _LINE_ENDS.split(_tail(log).replace("\0", " "))
     return [line if len(line) <= _LINE else line[: _LINE // 2] + line[-_LINE // 2 :] for line in lines]
 
 
-def left_by_ranks(failures: AnyPath, since: float = 0.0, until: float = math.inf) -> List[Left]:
+def read_rank_failures(failures: AnyPath, since: float = 0.0, until: float = math.inf) -> List[Left]:
     """Read what ranks left that failed between two moments, the first to fail coming first."""
     try:
         names = [name for name in os.listdir(failures) if _LEFT.fullmatch(name)]
@@ -79,19 +79,19 @@ def left_by_ranks(failures: AnyPath, since: float = 0.0, until: float = math.inf
     return sorted((left for left in all_left if since <= left.time <= until), key=lambda left: left[:2])
 
 
-def first_failure(
+def find_first_failure(
     lines: Iterable[str], hosts: Sequence[str], tasks_per_node: int
 ) -> Tuple[Optional[int], Optional[str]]:
-    """Return the rank that failed first and its node, each ``None`` where the lines do not tell."""
+    """Return the rank that failed first and its node, each ``None`` if the lines do not name it."""
     line = next(filter(_FAILED.match, lines), "")
     rank = _FAILED_RANK.search(line)
-    return int(rank[1]) if rank else None, next(iter(named_in(line, hosts, tasks_per_node)), None)
+    return int(rank[1]) if rank else None, next(iter(find_hosts(line, hosts, tasks_per_node)), None)
 
 
-def own_words(lines: Sequence[str], host: Optional[str] = None) -> Optional[str]:
+def quote_error(lines: Sequence[str], host: Optional[str] = None) -> Optional[str]:
     """Return a failed program's own word for its end: a rank's record, else the last line with an error.
 
-    It is shown, and decides nothing. Of a program that srun did not find, slurmstepd tells.
+    It is shown, and decides nothing. slurmstepd reports a program that srun did not find.
     """
     for line in filter(_LEFT_RECORD.match, lines):
         with suppress(ValueError, LookupError, RecursionError):  # it may be cut short
@@ -109,7 +109,7 @@ def own_words(lines: Sequence[str], host: Optional[str] = None) -> Optional[str]
     return None
 
 
-def last_step(lines: Sequence[str]) -> Optional[int]:
+def find_last_step(lines: Sequence[str]) -> Optional[int]:
     """Return the last step that the lines log; ``None`` if they log none."""
     for line in reversed(lines):
         steps = _STEP.findall(line)
@@ -118,7 +118,7 @@ def last_step(lines: Sequence[str]) -> Optional[int]:
     return None
 
 
-def named_in(line: str, hosts: Sequence[str], tasks_per_node: int) -> Tuple[str, ...]:
+def find_hosts(line: str, hosts: Sequence[str], tasks_per_node: int) -> Tuple[str, ...]:
     """Return the first of the hosts that a line names, else that of the rank that it names."""
     names = "|".join(map(re.escape, sorted(hosts, key=len, reverse=True)))
     named = re.search(f"(?:^|[^A-Za-z0-9_.-])({names})(?:[^A-Za-z0-9_-]|$)", line) if names else None
@@ -133,7 +133,7 @@ def _left(path: str) -> Optional[Left]:
     try:
         text = read_text(path, TAIL_BYTES).strip()
         content = json.loads(text)
-        time, rank = unix_time(content["time"]), whole(content["rank"], 0)
+        time, rank = unix_time(content["time"]), read_int(content["rank"], 0)
         host, error = content.get("host"), str(content["error"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -8,7 +8,7 @@ import os
 import re
 from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
-from slipway.common.files import AnyPath, append_line, plain, read_text
+from slipway.common.files import AnyPath, append_line, read_text, to_printable
 
 EXCLUDED_NODES = "excluded_nodes.tsv"
 
@@ -55,11 +55,11 @@ def append_excluded(run_dir: AnyPath, nodes: Sequence[ExcludedNode]) -> None:
     """
     for excluded in nodes:
         words = [excluded.node, str(excluded.until), excluded.job, excluded.why]
-        append_line(os.path.join(run_dir, EXCLUDED_NODES), "\t".join(map(plain, words)))
+        append_line(os.path.join(run_dir, EXCLUDED_NODES), "\t".join(map(to_printable, words)))
 
 
 def _parse(line: str) -> Optional[ExcludedNode]:
     node, *rest = line.split("\t", 3)
     if len(rest) < 3 or not re.fullmatch(_NODE, node) or not re.fullmatch(r"[0-9]{1,12}", rest[0], re.ASCII):
         return None
-    return ExcludedNode(node, int(rest[0]), rest[1], plain(rest[2]))
+    return ExcludedNode(node, int(rest[0]), rest[1], to_printable(rest[2]))

@@ -7,15 +7,15 @@ A rule is of the job's ``end``, a line of facts::
 
     code=143 state=COMPLETING reason=TimeLimit preempted=None requeue=0 progress=1 signal=TERM save=USR1
 
-which are the exit code of its tasks; ``JobState``, ``Reason``, ``PreemptTime`` and ``Requeue`` of
-``scontrol show job``; if there is a newer checkpoint than when it began; what the job was sent while they
-ran; and by which signal its payload is told to save.
-``-`` is not known. While Slurm ends a job whose script still runs, its state is COMPLETING, and only the
-reason tells why; of a job that leaves in time at a preemption not even that, but ``PreemptTime`` does.
+These are the exit code of its tasks; ``JobState``, ``Reason``, ``PreemptTime`` and ``Requeue`` of
+``scontrol show job``; if there is a newer checkpoint than when it began; the signal that the job was sent
+while they ran; and the signal that makes its payload save. ``-`` is not known. While Slurm ends a job whose
+script still runs, its state is COMPLETING, and only the reason says why; for a job that leaves in time at a
+preemption only ``PreemptTime`` does.
 
-Or it is of its ``log``, where the first line counts that matches; what ranks left when they failed comes
-before. Anything may stand in a log: no rule of it excludes a node but one of the job's own, and none ends a
-chain but that of Slurm's own notice.
+Or it is of its ``log``, where the first line counts that matches; records of failed ranks come before.
+A log may hold any text: none of its rules excludes a node outside the job, and only that of Slurm's own
+notice ends a chain.
 """
 
 from typing import NamedTuple, Optional
@@ -34,13 +34,13 @@ class FailureRule(NamedTuple):
     ----------
     verdict
         What follows for the chain: ``done``, ``stop``, ``continue``; ``exclude`` goes on without the nodes,
-        ``continue`` where there are none.
+        or ``continue`` without nodes.
     pattern
         A regular expression: of the end, if it begins with ``^code=``; otherwise of a line of the log.
     means
         What happened, as a sentence for the user without its full stop.
     advice
-        What the user can do; ``None`` where nothing is to be done.
+        What the user can do; ``None`` if there is no remedy.
     nodes
         Which nodes are at fault. ``line``: the first of the job's nodes that the line names, else the one of
         the rank that it names; ``down``: those that Slurm calls down, else the one that srun's line names.
@@ -55,7 +55,7 @@ class FailureRule(NamedTuple):
 
     @property
     def of(self) -> str:
-        """Return ``end`` or ``log``: what the pattern is looked for in."""
+        """Return ``end`` or ``log``, the text that the pattern is matched with."""
         return "end" if self.pattern.startswith("^code=") else "log"
 
 
@@ -103,7 +103,7 @@ FIRST = (
         _CODE + "state=(PREEMPTED|[^ ]+ reason=[^ ]+ preempted=[0-9][^ ]*) ",
         "another job took its nodes",
     ),
-    # Slurm tells one from the other afterwards: the next attempt or link asks it.
+    # Slurm knows only afterwards which of them it was: the next attempt or link asks.
     FailureRule(
         "ended_by_user",
         "continue",

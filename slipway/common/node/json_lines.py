@@ -17,7 +17,7 @@ def read_new_records(
     Parameters
     ----------
     start
-        The offset that the call before returned; ``None`` skips what the file holds already.
+        The offset that the call before returned; ``None`` skips the present content.
     limit
         Bytes to read at most; a longer line is skipped.
     """

@@ -8,7 +8,7 @@ import re
 from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slipway.common.node import failure_rules
-from slipway.common.node.evidence import named_in
+from slipway.common.node.evidence import find_hosts
 from slipway.common.node.failure_rules import FailureRule
 
 RULES: Tuple[FailureRule, ...] = (
@@ -26,7 +26,7 @@ _UNSAID = "-"
 _NODE_FAILURE = "srun: error: Node failure on "
 
 
-def rule_named(name: Optional[str]) -> Optional[FailureRule]:
+def find_rule(name: Optional[str]) -> Optional[FailureRule]:
     """Return the rule of a name; those of one name differ only in where they look."""
     return _BY_NAME.get(name) if name else None
 
@@ -45,7 +45,7 @@ class Facts(NamedTuple):
     progress
         There is a newer checkpoint than when it began.
     signal
-        What the job was sent while its tasks ran, such as ``USR1``.
+        The signal that the job was sent while its tasks ran, such as ``USR1``.
     save
         The signal that its payload takes as: save now.
     """
@@ -105,11 +105,11 @@ def judge(
     for rule, pattern in zip(RULES, _PATTERNS):
         line = next(filter(pattern.search, [end] if rule.of == "end" else evidence), None)
         if line is not None:
-            return Judgement(rule, line, _at_fault(rule, line, evidence, hosts, tasks_per_node, down))
+            return Judgement(rule, line, _blame(rule, line, evidence, hosts, tasks_per_node, down))
     return Judgement(UNKNOWN, end)
 
 
-def _at_fault(
+def _blame(
     rule: FailureRule,
     line: str,
     evidence: Sequence[str],
@@ -118,8 +118,8 @@ def _at_fault(
     down: Sequence[str],
 ) -> Tuple[str, ...]:
     if rule.nodes == "line":
-        return named_in(line, hosts, tasks_per_node)
+        return find_hosts(line, hosts, tasks_per_node)
     if rule.nodes == "down":
         failure = next((line for line in evidence if line.startswith(_NODE_FAILURE)), "")
-        return tuple(host for host in hosts if host in down) or named_in(failure, hosts, tasks_per_node)
+        return tuple(host for host in hosts if host in down) or find_hosts(failure, hosts, tasks_per_node)
     return ()

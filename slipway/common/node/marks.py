@@ -9,11 +9,11 @@ A task of an array has its own, ``17_2.0.started.json``. Whoever cancels a job w
 ``17.cancelled.json`` there: a job that never began leaves nothing itself, and one that did not who ended it.
 
 ``marks/job`` is the claim of the launch. Where the answer to a submission was lost there may be two jobs of
-one launch, now or later: the one whose id (of an array, the array's) stands there is the launch's, and any
+one launch, now or later: the one whose id (of an array, the array's) it has is the launch's, and any
 other leaves before it does anything. The first job that begins claims it; or the launcher does, for the job
-that it puts on record, or for none at all (`GIVEN_UP`).
+that it records, or for no job (`GIVEN_UP`).
 
-The links of a chain are jobs of one launch, and each has a claim of its own: ``marks/job``, ``marks/job.2``,
+The links of a chain are jobs of one launch, and each has its own claim: ``marks/job``, ``marks/job.2``,
 ``marks/job.3``, written by the link when it starts or by its submitter; a full disk may leave none.
 ``marks/chain-ended`` keeps all that are still to come from doing anything.
 """
@@ -29,12 +29,12 @@ from slipway.common.files import (
     AnyPath,
     is_job_id,
     names_in,
-    plain,
+    read_int,
     read_json,
     read_text,
     sync_file,
+    to_printable,
     unix_time,
-    whole,
     write_atomic,
     write_once,
 )
@@ -51,7 +51,7 @@ GIVEN_UP = "given-up"
 
 # Characters quoted of a mark, which others may write, in a log and in another mark.
 _MAX_QUOTED_CHARS = 1000
-# A list of ten thousand nodes, and what else a job tells.
+# A list of ten thousand nodes, and the other fields.
 _MARK_BYTES = 1 << 20
 # Patterns are compiled when they are needed: the tasks start sooner.
 _COUNT = r"[0-9]{1,9}"
@@ -74,7 +74,7 @@ class JobAttempt(NamedTuple):
     number
         Counts the requeues.
     tag
-        That of the launch, as the job tells it; a job of an earlier version tells none.
+        That of the launch; missing from jobs of earlier versions.
     nodes
         Their names, separated by commas.
     link
@@ -90,7 +90,7 @@ class JobAttempt(NamedTuple):
     state
         Slurm's word for the job when its tasks had ended.
     signal
-        What the job was sent while its tasks ran, such as ``USR1``.
+        The signal that the job was sent while its tasks ran, such as ``USR1``.
     rank, host
         The first rank that failed, and its node.
     step
@@ -143,7 +143,7 @@ class JobAttempt(NamedTuple):
         return self.exit_code is not None
 
     def is_of(self, tags: Collection[str]) -> bool:
-        """Return False if its job tells a tag that is none of these, those of a launch."""
+        """Return False if its job has a tag that is not among these, a launch's."""
         return not tags or self.tag is None or self.tag in tags
 
 
@@ -165,7 +165,7 @@ def read_attempts(
         if match:
             contents.setdefault(match[1], {}).update(_read(_path(launch_dir, name)))
     attempts = [_attempt(stem, content) for stem, content in contents.items()]
-    return _in_order(
+    return _sort_attempts(
         attempt
         for attempt in attempts
         if attempt
@@ -174,7 +174,7 @@ def read_attempts(
     )
 
 
-def _in_order(attempts: Iterable[JobAttempt]) -> List[JobAttempt]:
+def _sort_attempts(attempts: Iterable[JobAttempt]) -> List[JobAttempt]:
     """Sort by when they began; but a job's own by their numbers, because the clocks of hosts differ."""
     numbered = sorted(attempts, key=lambda attempt: attempt.number)
     newest: Dict[str, float] = {}
@@ -186,7 +186,7 @@ def _in_order(attempts: Iterable[JobAttempt]) -> List[JobAttempt]:
 
 
 def make_directory(launch_dir: AnyPath) -> None:
-    """Make the directory of marks, if there is none; but no launch directory that somebody has removed.
+    """Make the directory of marks if it is missing, but no launch directory: it may have been removed.
 
     Raises
     ------
@@ -244,8 +244,8 @@ def leave(
 
 
 def time_limit(launch_dir: AnyPath, attempt: str) -> Optional[int]:
-    """Return the seconds that Slurm granted an attempt of a job; ``None`` if its mark does not tell."""
-    return whole(_read(_path(launch_dir, f"{attempt}.{STARTED}.json")).get("time_limit"), 1)
+    """Return the seconds that Slurm granted an attempt of a job; ``None`` without it in its mark."""
+    return read_int(_read(_path(launch_dir, f"{attempt}.{STARTED}.json")).get("time_limit"), 1)
 
 
 def sync_mark(launch_dir: AnyPath, attempt: str, name: str) -> None:
@@ -263,7 +263,7 @@ def note_cancelled(launch_dir: AnyPath, job_id: str, user: str) -> None:
 
 
 def cancelled_by(launch_dir: AnyPath, job_id: str) -> Optional[str]:
-    """Return who cancelled a job with Slipway; ``None`` if nobody did."""
+    """Return the user who cancelled a job with Slipway, or ``None``."""
     user = _read(_path(launch_dir, f"{job_id}.{CANCELLED}.json")).get("user")
     return user if isinstance(user, str) and user else None
 
@@ -285,7 +285,7 @@ class ChainEnd(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        return quoted(f"{self.by} ended the chain: {self.why}")
+        return quote(f"{self.by} ended the chain: {self.why}")
 
 
 def end_chain(launch_dir: AnyPath, end: ChainEnd) -> bool:
@@ -303,7 +303,7 @@ def end_chain(launch_dir: AnyPath, end: ChainEnd) -> bool:
 
 
 def take_back_end(launch_dir: AnyPath) -> None:
-    """Let a chain go on that was ended a moment ago, to cancel it, and whose jobs then were not cancelled."""
+    """Let a chain go on that was just ended to cancel it, if its jobs were not cancelled."""
     with contextlib.suppress(OSError):
         os.unlink(_path(launch_dir, CHAIN_ENDED))
 
@@ -323,10 +323,10 @@ def link_jobs(launch_dir: AnyPath) -> List[str]:
 
 
 def later_jobs(launch_dir: AnyPath, tags: Collection[str] = ()) -> Dict[int, str]:
-    """Return the same without the first, which the launcher knows, by the numbers of their links.
+    """Return the jobs of a launch's later links by their numbers; the launcher knows the first.
 
-    A claim that could not be written, as on a full disk, hides none after it: an empty one or its job's own
-    marks stand in. `tags` is as in `read_attempts`.
+    A claim that could not be written, as on a full disk, hides no later one: an empty one or its job's own
+    marks replace it. `tags` is as in `read_attempts`.
     """
     names = names_in(_path(launch_dir))
     matches = (re.fullmatch(_LATER_CLAIM, name) for name in names)
@@ -352,7 +352,7 @@ def job_of(launch_dir: AnyPath, link: int = 1) -> Optional[str]:
 
 
 def claimant(launch_dir: AnyPath, link: int = 1) -> Optional[str]:
-    """Return what stands in a link's claim: a job's id or `GIVEN_UP`; ``None`` as long as nothing does."""
+    """Return the holder of a link's claim: a job's id or `GIVEN_UP`; ``None`` if it is unclaimed."""
     try:
         return read_text(_path(launch_dir, _claim_name(link)), _MARK_BYTES).strip() or None
     except (OSError, ValueError):
@@ -360,12 +360,10 @@ def claimant(launch_dir: AnyPath, link: int = 1) -> Optional[str]:
 
 
 def claim(launch_dir: AnyPath, holder: str, link: int = 1) -> str:
-    """Claim a launch for a job, or for none (`GIVEN_UP`), unless it is claimed already; return who has it.
+    """Claim a launch, or a chain's `link`, for a job or for none (`GIVEN_UP`); return the claim's holder.
 
-    Of a chain it is a `link` that is claimed.
-
-    Where nothing can be read or written, that is `holder`: a mark that cannot be left stops nobody.
-    A full disk mostly still takes an empty file: the id stands in its name then.
+    Without a readable claim that is `holder`: a mark that cannot be written stops no job.
+    A full disk mostly still takes an empty file: its name has the id then.
     """
     path = _path(launch_dir, _claim_name(link))
     with contextlib.suppress(OSError):
@@ -397,9 +395,9 @@ def image_digest(launch_dir: AnyPath) -> Optional[str]:
     return f"sha256:{words[0]}" if words else None
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a text that others may have written as one line of limited length."""
-    return plain(text)[:_MAX_QUOTED_CHARS]
+    return to_printable(text)[:_MAX_QUOTED_CHARS]
 
 
 def _claim_name(link: int) -> str:
@@ -421,16 +419,16 @@ def _attempt(stem: str, content: Mapping[str, Any]) -> Optional[JobAttempt]:
     job_id, _, number = stem.rpartition(".")
     if not (is_job_id(job_id) and re.fullmatch(_COUNT, number) and content):
         return None
-    fields: Dict[str, Any] = {name: whole(content.get(name), 0) for name in _NUMBERS}
+    fields: Dict[str, Any] = {name: read_int(content.get(name), 0) for name in _NUMBERS}
     fields.update((name, _text(content, name)) for name in _TEXTS)
     return JobAttempt(
         job_id=job_id,
         number=int(number),
         started=unix_time(content.get("started")),
         ended=unix_time(content.get("ended")),
-        link=whole(content.get("link"), 1) or 1,
-        failures=whole(content.get("failures"), 0) or 0,
-        exit_code=whole(content.get("exit_code"), 0, _HIGHEST_EXIT_CODE),
+        link=read_int(content.get("link"), 1) or 1,
+        failures=read_int(content.get("failures"), 0) or 0,
+        exit_code=read_int(content.get("exit_code"), 0, _HIGHEST_EXIT_CODE),
         **fields,
     )
 

@@ -4,10 +4,10 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slipway.common.files import AnyPath, plain, read_json
+from slipway.common.files import AnyPath, read_json, to_printable
 
 NAME = "supervisor.json"
-# Beside it: what sbatch said of the launch's jobs.
+# Next to it: sbatch's messages about the launch's jobs.
 SUBMISSION_LOG = "launcher.log"
 
 # The schedulers: how tasks are started.
@@ -23,7 +23,7 @@ EXIT_INTERRUPTED = 75
 # The oldest Python that it runs with; `__main__` has it too, for it is read by older ones.
 OLDEST_PYTHON = (3, 6, 2)
 
-# The lock of a run whose jobs take turns without Slurm; who holds it writes its job into it.
+# The lock of a run whose jobs take turns without Slurm; the holder writes its job into it.
 TURN = ".singleton"
 
 
@@ -79,7 +79,7 @@ class ContainerSettings(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Everything that the launcher tells the supervisor.
+    """The launcher's settings for the supervisor.
 
     Attributes
     ----------
@@ -96,16 +96,16 @@ class Settings(NamedTuple):
     singleton
         With the scheduler ``local``: the jobs of a run wait for each other.
     save_signal
-        Signal that tells the payload to save; ``None`` where it cannot.
+        Signal that makes the payload save; ``None`` if it cannot.
     save_before_end, time_limit
         Seconds before the limit at which Slurm was asked to signal the supervisor, and of the limit that was
         asked for; each ``None`` for none.
     results, metrics
         Directory of the results, and the file in it to which our trainer appends a record of each step.
     checkpoints
-        Directory whose newest checkpoint tells whether a link got on; ``None`` if there is none.
+        Directory whose newest checkpoint shows a link's progress, or ``None``.
     failures
-        Directory with what ranks left that failed; ``None`` if there is none.
+        Directory with records of failed ranks, or ``None``.
     vboost
         Set the GPUs' boost slider before the tasks start.
     host_arguments
@@ -138,7 +138,7 @@ class Settings(NamedTuple):
 
 
 class SweepSettings(NamedTuple):
-    """Everything that the launcher tells the tasks of a sweep's array.
+    """The launcher's settings for the tasks of a sweep's array.
 
     Attributes
     ----------
@@ -184,24 +184,25 @@ def from_json(content: Dict[str, Any]) -> Settings:
 
 
 def why_lost(directory: AnyPath, tag: str) -> str:
-    """Return why a directory is not that of a launch any more; empty if it is, as far as can be told."""
+    """Return why a directory is not that of a launch any more; empty if it seems to be."""
     try:
         other = read_json(os.path.join(directory, NAME)).get("tag", tag)
     except FileNotFoundError:
         return "" if os.path.isdir(directory) else f"{os.fspath(directory)} was deleted or moved"
     except (OSError, ValueError):
         return ""
-    return "" if other == tag else f"{os.fspath(directory)} is another launch by now, {plain(str(other))}"
+    why = f"{os.fspath(directory)} is another launch by now, {to_printable(str(other))}"
+    return "" if other == tag else why
 
 
-def of_file_system(value: Any) -> Any:
+def decode_file_names(value: Any) -> Any:
     """Return a value of JSON with its texts as this Python names files: one in a C locale has ASCII alone."""
     if isinstance(value, str):
         return os.fsdecode(value.encode("utf-8", "surrogateescape"))
     if isinstance(value, list):
-        return [of_file_system(each) for each in value]
+        return [decode_file_names(each) for each in value]
     if isinstance(value, dict):
-        return {name: of_file_system(each) for name, each in value.items()}
+        return {name: decode_file_names(each) for name, each in value.items()}
     return value
 
 

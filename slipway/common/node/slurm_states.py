@@ -45,7 +45,7 @@ FINAL = frozenset(
 # A job of such a state has not ended.
 LIVE = frozenset(("PENDING", "RUNNING", "SUSPENDED"))
 
-# Why Slurm ends a job whose script still runs, and the state that the job will have.
+# Reasons why Slurm ends a job whose script still runs, and the job's state afterwards.
 END_REASONS: Mapping[str, str] = {
     "BootFail": "NODE_FAIL",
     "DeadLine": "DEADLINE",
@@ -64,7 +64,7 @@ def plain_word(word: str) -> str:
 
 
 def is_ending(word: str) -> Optional[bool]:
-    """Say if Slurm is ending the job that asks; ``None`` if its word, such as a site's own, does not tell."""
+    """Return True if Slurm is ending the calling job; ``None`` for unknown words, such as a site's."""
     word = plain_word(word)
     state = STATES.get(word)
     if state in ("RUNNING", "SUSPENDED"):
@@ -75,17 +75,17 @@ def is_ending(word: str) -> Optional[bool]:
 
 
 def state_at_end(state: str, reason: str, preempted: str, requeue: bool = False) -> Optional[str]:
-    """Return what Slurm will call a job whose script is still there; ``None`` for one that it does not end.
+    """Return the final state of a job whose script still runs; ``None`` if Slurm is not ending it.
 
-    While the script lives the state is COMPLETING, and only the reason tells why; of a job that leaves in
-    time at a preemption not even that, but the time of the preemption does.
+    While the script lives the state is COMPLETING, and only the reason says why; for a job that leaves in
+    time at a preemption only the time of the preemption does.
 
     Parameters
     ----------
     state, reason, preempted
         ``JobState``, ``Reason`` and ``PreemptTime`` of ``scontrol show job``; empty is not known.
     requeue
-        The job may be requeued (``Requeue=1``): Slurm tells that from a cancelled job only afterwards.
+        The job may be requeued (``Requeue=1``): Slurm distinguishes that from a cancellation only afterwards.
     """
     word = plain_word(state)
     if word not in ("RUNNING", "COMPLETING"):

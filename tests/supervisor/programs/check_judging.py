@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import unittest
 
-from slipway.common.node.evidence import TAIL_BYTES, evidence, first_failure, last_step, named_in
+from slipway.common.node.evidence import TAIL_BYTES, evidence, find_first_failure, find_hosts, find_last_step
 from slipway.common.node.judging import RULES, Facts, judge
 from slipway.common.node.slurm_states import is_ending, state_at_end
 
@@ -48,7 +48,7 @@ class Evidence(unittest.TestCase):
         os.mkfifo(self.directory + "/globalrank-8.json")
         lines = evidence([], self.directory, 5.0)
         self.assertEqual([line[9:14] for line in lines], ["10.0,", "20.5,"])
-        self.assertEqual(first_failure(lines, ["n0", "n1"], 1), (1, "n1"))
+        self.assertEqual(find_first_failure(lines, ["n0", "n1"], 1), (1, "n1"))
 
     def test_the_first_task_that_failed_is_named_by_srun(self) -> None:
         lines = [
@@ -56,8 +56,8 @@ class Evidence(unittest.TestCase):
             "srun: error: n2: tasks 8-9: Exited",
             "srun: error: n1: task 0: x",
         ]
-        self.assertEqual(first_failure(lines, ["n1", "n2"], 8), (8, "n2"))
-        self.assertEqual(first_failure(["nothing"], ["n1"], 8), (None, None))
+        self.assertEqual(find_first_failure(lines, ["n1", "n2"], 8), (8, "n2"))
+        self.assertEqual(find_first_failure(["nothing"], ["n1"], 8), (None, None))
 
     def test_last_step_is_read_from_progress_lines(self) -> None:
         for line, step in (
@@ -67,14 +67,14 @@ class Evidence(unittest.TestCase):
             (" iteration      100/     500 |", 100),
             ("my step 5/9 |", None),
         ):
-            self.assertEqual(last_step(["step 1/9 |", line] if step else [line]), step, line)
-        self.assertIsNone(last_step([]))
+            self.assertEqual(find_last_step(["step 1/9 |", line] if step else [line]), step, line)
+        self.assertIsNone(find_last_step([]))
 
     def test_no_node_is_named_but_the_jobs_own(self) -> None:
-        self.assertEqual(named_in("g011 xg01 g01-ib0 g1: rank 3", ["g01", "g1", "g.1"], 2), ("g1",))
-        self.assertEqual(named_in("[rank3]: lost", ["g01", "g02"], 2), ("g02",))
-        self.assertEqual(named_in("[rank4]: lost", ["g01", "g02"], 2), ())
-        self.assertEqual(named_in("gx1: lost", ["g.1"], 2), ())
+        self.assertEqual(find_hosts("g011 xg01 g01-ib0 g1: rank 3", ["g01", "g1", "g.1"], 2), ("g1",))
+        self.assertEqual(find_hosts("[rank3]: lost", ["g01", "g02"], 2), ("g02",))
+        self.assertEqual(find_hosts("[rank4]: lost", ["g01", "g02"], 2), ())
+        self.assertEqual(find_hosts("gx1: lost", ["g.1"], 2), ())
 
 
 class Judging(unittest.TestCase):

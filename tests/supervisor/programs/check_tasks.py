@@ -28,7 +28,7 @@ from slipway.supervisor import hooks, images, main, srun, tasks, termination, ti
 from slipway.supervisor.job import Job
 from slipway.supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
 from slipway.supervisor.slurm import JobRecord
-from slipway.supervisor.tasks import Signalled, Signals, forwarding, run, run_before
+from slipway.supervisor.tasks import Signalled, Signals, map_signals, run, run_before
 
 # A task that signals the supervisor, and tells by its exit code which signal it got itself.
 SIGNALLED = (
@@ -48,7 +48,7 @@ class WithSignals(unittest.TestCase):
         self.addCleanup(self.signals.release)
 
     def code(self, *scripts, scheduler=SLURM, save=None):
-        return run([task(script) for script in scripts], self.signals, forwarding(scheduler, save))
+        return run([task(script) for script in scripts], self.signals, map_signals(scheduler, save))
 
 
 class Tasks(WithSignals):
@@ -293,7 +293,7 @@ class Hooks(WithSignals):
             [self.hook(lambda job: 1, every=0.1), self.hook(lambda job: time.sleep(60), every=0.1)],
         )
         loop = task("for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; exit 4")
-        code = run([loop], self.signals, forwarding(SLURM, None), polling.poll)
+        code = run([loop], self.signals, map_signals(SLURM, None), polling.poll)
         polling.stop()
         self.assertEqual(code, 4)
         self.assertGreater(len(self.answers), 1)
@@ -355,13 +355,13 @@ class Steps(WithSignals):
 
     def test_step_that_never_ran_is_recognized(self):
         step = srun.begin_step(self.job)
-        self.assertFalse(step.never_ran())  # what is in the log already is of the attempt before
+        self.assertFalse(step.has_never_run())  # what is in the log already is of the attempt before
         self.write("a task says: srun: Timed out waiting for job step to complete\n")
-        self.assertFalse(step.never_ran())
+        self.assertFalse(step.has_never_run())
         self.write(STOPPED)
-        self.assertTrue(step.never_ran())
+        self.assertTrue(step.has_never_run())
         self.write("step 20/20 | loss 1.2\n")
-        self.assertFalse(step.never_ran())  # a step of its own is what one of its ranks could not start
+        self.assertFalse(step.has_never_run())  # a step of its own is what one of its ranks could not start
 
     def test_an_srun_that_waits_for_a_lost_node_is_killed(self):
         for name in ("_PATIENCE", "_UNTOLD_SECONDS", "_EVERY"):
@@ -378,7 +378,7 @@ class Steps(WithSignals):
                 self.addCleanup(polling.stop)
                 command = task(f"trap '' TERM; echo 'srun: {words}' >>{self.log}; exec sleep 60")
                 start = time.monotonic()
-                code = run([command], self.signals, forwarding(SLURM, None), polling.poll, killed_by(waits))
+                code = run([command], self.signals, map_signals(SLURM, None), polling.poll, killed_by(waits))
                 self.assertEqual(code, 137)
                 self.assertTrue(1 <= time.monotonic() - start < 50)
 
@@ -396,7 +396,7 @@ class Steps(WithSignals):
             "srun: Job step aborted: Waiting up to 1 seconds for job step to finish."  # a rank's own step
         )
         works = f"echo '{aborted}' >>{errors}; for i in {{1..20}}; do echo loss >>{self.log}; sleep 0.1; done"
-        code = run([task(works)], self.signals, forwarding(SLURM, None), polling.poll, killed_by(waits))
+        code = run([task(works)], self.signals, map_signals(SLURM, None), polling.poll, killed_by(waits))
         self.assertEqual(code, 0)
 
 
@@ -472,7 +472,7 @@ class GrantedLimit(WithSignals):
         self.signals.turn = limit.turn
         with contextlib.redirect_stdout(io.StringIO()):
             command = task(script.format("; ".join(commands or ["kill -USR1 $PPID"])))
-            code = run([command], self.signals, forwarding(SLURM, None), limit.pause)
+            code = run([command], self.signals, map_signals(SLURM, None), limit.pause)
         self.assertEqual((code, self.signals.first), (5, "USR1"))
         return time.monotonic() - start
 
@@ -579,4 +579,4 @@ class Places(unittest.TestCase):
             self.assertEqual(images.container_name(container), "nemo-" + "ab" * 6)
             with open(path, "a") as stream:
                 stream.write(" of today")
-            self.assertEqual(images.recorded(path), {})
+            self.assertEqual(images.read_record(path), {})

@@ -27,7 +27,7 @@ def run_point(directory: str, arguments: Sequence[str]) -> NoReturn:
     """
     path = os.path.join(directory, settings.NAME)
     try:
-        sweep = SweepSettings(**settings.of_file_system(read_json(path, RECORD_LIMIT)))
+        sweep = SweepSettings(**settings.decode_file_names(read_json(path, RECORD_LIMIT)))
         number = int(os.environ["SLURM_ARRAY_TASK_ID"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise Unusable(f"{path} cannot be used: {error!r}") from error
@@ -46,6 +46,6 @@ def run_point(directory: str, arguments: Sequence[str]) -> NoReturn:
     script = os.path.join(launch_dir, sweep.script)
     if not os.path.isfile(script):
         raise Unusable(f"no {launch_dir} (moved since it was launched, or not mounted)")
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what is ignored stays so
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and children inherit that
         signal.signal(ignored, signal.SIG_DFL)
     os.execvp("bash", ["bash", script, *([] if by_hand else [tag])])
