@@ -100,7 +100,7 @@ def _replace_cuda_calls() -> None:
 
 
 def _replace_rng() -> None:
-    """Let the CPU's generator stand in for the device's: dropout stays right under tensor parallelism."""
+    """Replace the device's generator by the CPU's: dropout stays right under tensor parallelism."""
 
     def get_state(*_: Any, **__: Any) -> Any:
         return torch.get_rng_state()

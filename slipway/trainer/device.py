@@ -54,7 +54,8 @@ def choose_device(world: World, accelerator: str) -> Any:
     Raises
     ------
     UserError
-        If a GPU is asked for and CUDA has none, in the driver's words, or a node has fewer GPUs than tasks.
+        If a GPU is requested and CUDA finds no GPU, in the driver's words, or a node has fewer GPUs than
+        tasks.
     """
     import torch
 
@@ -66,12 +67,12 @@ def choose_device(world: World, accelerator: str) -> Any:
             raise UserError(
                 f"trainer.accelerator={accelerator}: {socket.gethostname()} has no usable CUDA device: "
                 f"{why_no_cuda([str(warning.message) for warning in warned])}{_driver()}; {_EXPECTED}",
-                # Without a driver no task of the node has a GPU, and one tells it for all.
+                # Without a driver no task of the node has a GPU, and one reports it for all.
                 found_by="rank" if driver_version() else "node",
             )
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    # With --gpus-per-task a task sees one device only, whatever its local rank.
+    # With --gpus-per-task a task of any local rank sees one device only.
     if 1 < count < world.local_size:
         raise UserError(
             f"{socket.gethostname()} has {world.local_size} tasks and {count} visible GPUs: expected a GPU "
@@ -123,11 +124,11 @@ def claim_gpu(store: Any, world: World, host: str, gpu: str) -> None:
 
 
 def make_deterministic() -> None:
-    """Have torch choose deterministic kernels, or raise where an operation has none."""
+    """Have torch choose deterministic kernels, or raise where an operation has no such kernel."""
     import torch
 
     torch.use_deterministic_algorithms(True)
-    # Filling what is written over anyway costs time, and changes no number.
+    # Filling memory that is overwritten anyway costs time, and changes no number.
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 

@@ -39,7 +39,7 @@ _OPTIONS = {
     "conversion.tokenizer_dir": "--tokenizer",
     "training.resume.trust_owner=": "--trust-owner ",
 }
-# What a tokenizer writes for bytes that are no character, or not yet a whole one.
+# A tokenizer's replacement for bytes that are no character, or not yet a whole one.
 _INCOMPLETE = "\ufffd"
 
 
@@ -106,7 +106,7 @@ def _answer(request: Request, answers: TextIO) -> None:
     description = describe(conversion, checkpoint)
     if description.encoder is not None:
         raise UserError(
-            f"{checkpoint.path} is a T5, which fills in what was taken out of a text, and continues none: "
+            f"{checkpoint.path} is a T5, which fills gaps in a text, and cannot continue one: "
             "slipway convert makes a model of it for transformers"
         )
     tokenizer = _Tokenizer(description, conversion.tokenizer_dir)

@@ -45,7 +45,7 @@ def quiet() -> None:
 def start_logging(log_dir: Path, world: World) -> None:
     """Log this process to its file in `log_dir` (created if need be), rank 0 to stdout as well.
 
-    Warnings of megatron-core and torch, and what the level of debugging has, go to the file only.
+    Warnings of megatron-core and torch, and debug messages, go to the file only.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     to_file = logging.FileHandler(log_dir / rank_log_name(world), encoding="utf-8")
@@ -74,7 +74,7 @@ def record_failure(log_dir: Path | None, world: World, error: Exception, peers: 
     world
         This process among all.
     error
-        What it failed of.
+        The cause of the failure.
     peers
         The other processes, if they are known yet.
     """
@@ -90,7 +90,7 @@ def record_failure(log_dir: Path | None, world: World, error: Exception, peers: 
         print(text, file=sys.stderr, flush=True)
         _append(log_dir, [ERROR_LOG], text)
     elif world.local_rank == 0:
-        # One of a node is enough: thousands would hide what they tell of.
+        # One of a node is enough: thousands would bury the message.
         print(f"{name}: {line}", file=sys.stderr, flush=True)
         _append(log_dir, [ERROR_LOG], f"{name}: {line}\n")
     if line is not None:
@@ -98,7 +98,7 @@ def record_failure(log_dir: Path | None, world: World, error: Exception, peers: 
 
 
 def _of_another(log_dir: Path, world: World, error: Exception, peers: failures.Peers) -> str | None:
-    """Return the line that says what another rank failed of; None if this rank has a cause of its own."""
+    """Return the line about another rank's failure; None if this rank's failure has another cause."""
     if world.size > 1 and failures.lost_peer(error):
         return failures.describe(failures.find_cause(log_dir, world, peers), error)
     mine = failures.make(world, error, rank_log_name(world))
@@ -109,22 +109,22 @@ def _of_another(log_dir: Path, world: World, error: Exception, peers: failures.P
     return None
 
 
-# Longer than ranks differ in reaching the same mistake; the teller's exit ends the wait.
-TELLING_SECONDS = 10.0
+# Longer than ranks differ in reaching the same mistake; the reporter's exit ends the wait.
+REPORT_SECONDS = 10.0
 
 
 def record_mistake(log_dir: Path | None, world: World, error: UserError) -> None:
-    """Tell the user's mistake once on stderr and in the error log, or where it alone is known."""
-    is_teller = {"job": world.is_main, "node": world.local_rank == 0, "rank": True}
-    if is_teller[error.found_by]:
+    """Report the user's mistake on stderr and in the error log: once, or from each node or rank with it."""
+    is_reporter = {"job": world.is_main, "node": world.local_rank == 0, "rank": True}
+    if is_reporter[error.found_by]:
         text = f"error: {error}"
         print(text, file=sys.stderr, flush=True)
         if log_dir is not None and log_dir.is_dir():
             _append(log_dir, [ERROR_LOG, rank_log_name(world)], f"{text}\n")
             failures.make(world, error, ERROR_LOG).write(log_dir)
         return
-    # The first rank to leave ends the others: leaving before the one that tells would silence it.
-    time.sleep(TELLING_SECONDS)
+    # The first rank to leave ends the others: leaving before the reporter would silence it.
+    time.sleep(REPORT_SECONDS)
 
 
 def _append(log_dir: Path, names: list[str], text: str) -> None:

@@ -74,7 +74,7 @@ def _pretrain(options: argparse.Namespace, process: _Process) -> int:
         _open_logs(settings.output.log_dir, world, config)
         return _train(settings, layout, process, flat, options)
     except UserError as error:
-        # The rank that tells of it may be gone first, and bring signals to those that wait for that.
+        # The rank that reports it may leave first, and bring signals to those that wait for it.
         process.signals.ended(EXIT_USER_ERROR)
         logs.record_mistake(process.log_dir, world, error)
         return EXIT_USER_ERROR
@@ -121,7 +121,7 @@ def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
 def _train(
     settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], options: argparse.Namespace
 ) -> int:
-    # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
+    # Importing torch and megatron-core takes seconds: report a mistake in the configuration before.
     with needless.no_garbage():
         from slipway.trainer import cpu_shim
         from slipway.trainer.distributed import make_rank_context, process_group

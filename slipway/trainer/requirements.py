@@ -59,7 +59,7 @@ def outside_tried() -> list[str]:
 
 
 def version(package: str) -> str | None:
-    """Return an installed package's version; None if nothing tells it."""
+    """Return an installed package's version; None if it is unknown."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ def version(package: str) -> str | None:
 
 
 def _numbered(package: str) -> tuple[str, tuple[int, ...]] | None:
-    """Return a package's version as text and its first two numbers; None if nothing tells it."""
+    """Return a package's version as text and its first two numbers; None if it is unknown."""
     text = version(package)
     match = re.match(r"(\d+)\.(\d+)", text) if text else None
     return (text, (int(match[1]), int(match[2]))) if text and match else None

@@ -72,7 +72,7 @@ def test_t5_is_refused(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFi
     write_checkpoint(tmp_path / "checkpoints", description(FAMILIES["t5"]))
     arguments = ["generate", str(tmp_path / "checkpoints"), "a", "--tokenizer", str(tokenizer)]
     assert main(arguments) == 2
-    assert "is a T5, which fills in what was taken out of a text" in capsys.readouterr().err
+    assert "is a T5, which fills gaps in a text, and cannot continue one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
         ("model.data.data_prefix", [10**400, "/a"], "[weight, prefix,"),
         ("model.data.data_prefix", {}, "[weight, prefix,"),
         ("model.optim.sched.name", "WarmupAnneal", "did you mean 'WarmupAnnealing'"),
-        ("model.optim.sched.warmup_ratio", 0.1, "null beside model.optim.sched.warmup_steps=2"),
+        ("model.optim.sched.warmup_ratio", 0.1, "null with model.optim.sched.warmup_steps=2"),
         ("model.optim.sched.constant_ratio", 1.5, "at most 1"),
         ("model.do_layer_norm_weight_decay", "yes", "True or False"),
         ("model.rampup_batch_size", [4, 2], "three whole numbers"),

@@ -1,4 +1,4 @@
-"""Writing a checkpoint on this thread or beside the training, by megatron-core's writer in this process."""
+"""Writing a checkpoint on this thread or in the background, by megatron-core's writer in this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AsyncSave:
     state
         megatron-core's sharded state.
     marker
-        What is known of the checkpoint beforehand; its files and its serial are filled in.
+        The checkpoint's marker; its files and its serial are filled in.
     background
         Whether a thread writes. On a CPU the state is copied for it, on CUDA it is copied in either case.
     """
@@ -63,7 +63,7 @@ class AsyncSave:
         if self._request.async_fn is not None:
             take_snapshot(self._request.async_fn_args[1], copy=background)
         if background:
-            # A daemon, so that it keeps no process from ending: what it has not finished stays hidden.
+            # A daemon keeps no process from ending; an unfinished checkpoint stays hidden.
             self._thread = threading.Thread(target=self._write, name="checkpoint", daemon=True)
             self._thread.start()
         else:
@@ -94,8 +94,8 @@ class AsyncSave:
         try:
             if self._request.async_fn is not None:
                 self._request.async_fn(*self._request.async_fn_args)
-            # Beside the training too: waiting for the disk is the longest part. Before that the files are
-            # still in memory, whatever the disk is.
+            # In the background too: waiting for the disk is the longest part. Until then the page cache
+            # holds the files, even if the disk is slow.
             self._checksums = store.checksum_part(self._unfinished, self._rank_context.world.rank)
             self._sizes = store.sync_part(self._unfinished, self._rank_context.world.rank)
         except Exception as error:
@@ -140,11 +140,11 @@ def take_snapshot(buckets: list[Any], copy: bool) -> None:
     Parameters
     ----------
     buckets
-        megatron-core's: for each file its path, its name and what is in it. Objects are bytes already.
+        megatron-core's: for each file its path, its name and its content. Objects are bytes already.
     copy
         Whether the training goes on before they are written: tensors in host memory are then copied as well.
     """
-    # In place, so that megatron-core's writer does not keep what it had on the device.
+    # In place, so that megatron-core's writer does not keep the tensors of the device.
     buckets[:] = [
         (path, name, (objects, [(item, _fetched(tensor, copy)) for item, tensor in tensors]))
         for path, name, (objects, tensors) in buckets

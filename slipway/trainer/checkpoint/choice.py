@@ -30,8 +30,8 @@ class Choice:
     load_optimizer
         Whether the optimizer's states are taken over too.
     is_branch
-        Whether the training goes on from an earlier point, so that what it saves has to be told from what
-        it saved on its first way from there.
+        Whether the training goes on from an earlier point: its new checkpoints must be distinguished from
+        those that it saved on its first way from there.
     """
 
     checkpoint: Checkpoint
@@ -44,7 +44,7 @@ class Chooser:
 
     Parameters
     ----------
-    tell
+    report
         Called with each damaged checkpoint once: its path, the reason, and where it was moved, unless it had
         to stay.
     """
@@ -53,9 +53,9 @@ class Chooser:
         self,
         saving: Saving,
         resume: Resume,
-        tell: Callable[[Path, str, Path | None], None] = lambda *_: None,
+        report: Callable[[Path, str, Path | None], None] = lambda *_: None,
     ) -> None:
-        self._saving, self._resume, self._tell = saving, resume, tell
+        self._saving, self._resume, self._report = saving, resume, report
         self._damaged: dict[Path, str] = {}
 
     def choose(self) -> Choice | None:
@@ -68,7 +68,7 @@ class Chooser:
         Raises
         ------
         UserError
-            If ``resume.checkpoint`` names what is no complete checkpoint, if all checkpoints are damaged, or
+            If ``resume.checkpoint`` names no complete checkpoint, if all checkpoints are damaged, or
             if the one to start from is another user's.
         """
         checkpoint, torn = store.newest(self._saving.directory, self._damaged)
@@ -133,7 +133,7 @@ class Chooser:
         self._damaged[path] = reason
         where = f"; it is now {moved_to}" if moved_to else stays
         LOGGER.warning("the checkpoint %s is damaged (%s)%s", path, reason, where)
-        self._tell(path, reason, moved_to)
+        self._report(path, reason, moved_to)
 
     def _check_nothing_is_lost(self) -> None:
         """Raise if there were checkpoints: a training that starts again at step 0 has to be asked for."""
@@ -143,7 +143,7 @@ class Chooser:
         if not lost and not aside:
             return
         summary = "; ".join(lost) or f"{len(aside)} set aside by earlier launches"
-        remains = f" What is left of them is in {directory / store.DAMAGED}." if aside else ""
+        remains = f" Their files are in {directory / store.DAMAGED}." if aside else ""
         raise UserError(
             f"no whole checkpoint is left in {directory}: all are damaged: {summary}.{remains} To go on, put "
             f"a whole copy there, or name one: training.{_KEY}=/path/of/it; to start again at step 0, move "

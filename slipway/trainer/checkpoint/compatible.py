@@ -26,7 +26,7 @@ _ANEW = "resume.load_optimizer=False takes the weights alone"
 
 
 def shapes(settings: Settings, vocabulary: int) -> dict[str, Any]:
-    """Return what a checkpoint's weights depend on; `vocabulary` is padded."""
+    """Return the settings that determine the shapes of the weights; `vocabulary` is padded."""
     return _shapes(settings.architecture, settings.encoder, vocabulary, settings.precision)
 
 
@@ -118,7 +118,7 @@ def function_differences(saved: Description, now: Description) -> Iterator[tuple
 
 
 def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
-    """Hold the format of a checkpoint's optimizer states against a training's; an earlier version's has none.
+    """Check that the training can load a checkpoint's optimizer states; earlier versions name no format.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
         raise UserError(
             f"the optimizer states of the checkpoint {path} are {have} over the data-parallel ranks"
             f"{'' if have == 'spread' else ' on each of them'}, and this training {here}: "
-            f"model.optim.name, or the fused Adam of Transformer Engine or Apex, is not what it was. {_ANEW}"
+            f"model.optim.name, or the fused Adam of Transformer Engine or Apex, has changed. {_ANEW}"
         )
     if saved != DP_RESHARDABLE:
         return
@@ -162,15 +162,15 @@ def other_buckets(checkpoint: Checkpoint) -> str:
     """Return the refusal of a checkpoint whose optimizer states are in other buckets than now."""
     return (
         f"the optimizer states of the checkpoint {checkpoint.path} are in other buckets than this "
-        "training's: model.optim.overlap_grad_sync or the size of its buckets is not what it was, or there "
+        "training's: model.optim.overlap_grad_sync or the size of its buckets has changed, or there "
         f"are more ranks than a bucket has parts for: {_reshard(checkpoint.path)}"
     )
 
 
 def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> None:
-    """Hold the data that a checkpoint was trained on against those of now; a checkpoint may tell nothing.
+    """Compare the data that a checkpoint was trained on with the data of now; a checkpoint may record none.
 
-    Data that the configuration names otherwise are told: the user has named them.
+    Data that the configuration names otherwise are only logged: the user has named them.
 
     Parameters
     ----------

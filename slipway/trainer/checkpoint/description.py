@@ -28,7 +28,7 @@ from slipway.trainer.data.identity import TOKENIZER, Identity
 from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
 
 Precision = Literal["bf16", "fp32"]
-# Bounds for what files of others say: of layers, and of what a matrix has on a side.
+# Bounds for the files of others: of layers, and of a matrix's sides.
 MOST_LAYERS, MOST = 10_000, 1 << 24
 
 
@@ -152,7 +152,7 @@ def description_from_json(content: Mapping[str, Any], origin: str) -> Descriptio
     Raises
     ------
     UserError
-        If it is none, or lacks something.
+        If it is malformed or incomplete.
     """
     try:
         encoder, tokenizer = content["encoder"], content["tokenizer"]

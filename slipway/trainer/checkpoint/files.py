@@ -18,7 +18,7 @@ from typing import Any
 from slipway.common.errors import UserError
 from slipway.common.files import open_regular
 
-# What a file that is not there, or is none, says; anything else tells of a file system or of a node.
+# The errors of a path that is no regular file; any other error is a file system's or a node's.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG)
 
 
@@ -117,12 +117,12 @@ def file_checksum(path: Path) -> str:
 
 
 def mismatch(directory: Path, name: str, expected: str) -> str | None:
-    """Return what is wrong with the content of one file of a checkpoint, or None.
+    """Return the defect in the content of one file of a checkpoint, or None.
 
     Raises
     ------
     OSError
-        If it cannot be told, as when a file system does not answer: that is no damage.
+        If the file cannot be examined, as when a file system does not answer: that is no damage.
     """
     try:
         value = file_checksum(directory / name)

@@ -26,7 +26,7 @@ from slipway.trainer.logs import LOGGER
 from slipway.trainer.model.model import Model
 
 KEY = "training.restore_from_path"
-# The parameters of which the first dimension is the vocabulary.
+# The parameters whose first dimension is the vocabulary.
 _OF_WORDS = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
 
@@ -87,7 +87,7 @@ def _find(path: Path, settings: Settings, description: Description) -> Checkpoin
 
 
 def _described(checkpoint: Checkpoint, default: Description) -> Description:
-    """Return the description that a checkpoint has of its model; an earlier version's has none."""
+    """Return the description of a checkpoint's model, or `default` for a checkpoint of an earlier version."""
     content = checkpoint.marker.model
     return description_from_json(content, str(checkpoint.path)) if content else default
 

@@ -72,12 +72,12 @@ class Lock:
         Raises
         ------
         OSError
-            If it cannot be told, as when a file system does not answer.
+            If the lock cannot be examined, as when a file system does not answer.
         """
         return next((path for path, held in self._held.items() if not _is_at(path, held)), None)
 
     def check(self) -> None:
-        """Raise UserError if a directory was lost: what is saved would be another training's."""
+        """Raise UserError if a directory was lost: the next checkpoint would be another training's."""
         path = self.lost()
         if path is not None:
             raise UserError(f"{path} was deleted or moved under this training, which saves nothing and ends")

@@ -79,10 +79,10 @@ class _Finding:
 
 
 def verify(checkpoint: Checkpoint, rank_context: RankContext) -> str | None:
-    """Return what is wrong with what a checkpoint's files hold, or None; every rank calls this.
+    """Return the defect in the content of a checkpoint's files, or None; every rank calls this.
 
-    Each rank reads a share of them. What another rank finds counts if rank 0 finds it too: a node whose file
-    system is broken tells nothing of a checkpoint.
+    Each rank reads a share of them. Another rank's finding counts if rank 0 confirms it: the fault may be in
+    the file system of a node, and not in the checkpoint.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def _is_index(index: Any) -> bool:
 
 
 class _StandIn(type):
-    """The class of what stands for a class or a function in a pickle, which may set attributes on it."""
+    """The metaclass of stand-ins for a class or a function in a pickle, which may set attributes on them."""
 
     target: Any
 
@@ -180,7 +180,7 @@ class _StandIn(type):
 
 class _IndexUnpickler(pickle.Unpickler):
     def load(self) -> Any:
-        """Return what the file holds; the members of enumerations, which are shared, stay as they are."""
+        """Unpickle the file; the members of enumerations, which are shared, stay as they are."""
         members = [member for kind in _ENUMERATIONS for member in kind]
         before = [dict(vars(member)) for member in members]
         try:
@@ -203,7 +203,7 @@ class _IndexUnpickler(pickle.Unpickler):
     def _target(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED:
             return _ALLOWED[module, name]
-        # A name with dots would lead on to what a module imports.
+        # A name with dots would lead on to a module's imports.
         if "." not in name:
             if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
                 return dtype
@@ -244,7 +244,7 @@ def _first_finding(checkpoint: Checkpoint, names: list[str]) -> _Finding | None:
 
 
 def _unreadable(checkpoint: Path) -> _Finding | None:
-    """Return what is wrong with the pickles that every rank reads; None if they are a checkpoint's."""
+    """Return the defect in the pickles that every rank reads; None if they are a checkpoint's."""
     for name in (_INDEX, _COMMON):
         try:
             if name == _INDEX:

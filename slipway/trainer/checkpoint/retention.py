@@ -15,7 +15,7 @@ from slipway.trainer.logs import LOGGER
 
 
 def keep_best(saving: Saving, latest: Checkpoint) -> None:
-    """Remove what is surplus after `latest` was saved; what cannot be removed is told and stays."""
+    """Remove surplus checkpoints after `latest` was saved; log those that cannot be removed."""
     for checkpoint in surplus(complete(saving.directory), latest, saving):
         foreign = _foreign(checkpoint)
         if foreign:
@@ -29,8 +29,8 @@ def keep_best(saving: Saving, latest: Checkpoint) -> None:
 def surplus(checkpoints: Iterable[Checkpoint], latest: Checkpoint, saving: Saving) -> list[Checkpoint]:
     """Return those of `latest`'s training that are not among the best ``saving.keep``.
 
-    The newest is never surplus, nor is what an earlier training left in the directory, nor what was damaged
-    after it was complete, which does not count as one of the best either. A checkpoint without the monitored
+    The newest is never surplus, nor is an earlier training's, nor one that was damaged after it was
+    complete, which does not count as one of the best either. A checkpoint without the monitored
     value ranks behind those that have it; among equals the later step is better.
     """
     own = [checkpoint for checkpoint in checkpoints if checkpoint.marker.training == latest.marker.training]
@@ -47,7 +47,7 @@ def surplus(checkpoints: Iterable[Checkpoint], latest: Checkpoint, saving: Savin
 
 
 def remove(hidden: Iterable[Path]) -> bool:
-    """Remove hidden directories; return whether all are gone. What resists is told and stays."""
+    """Remove hidden directories, log those that cannot be removed, and return whether all are gone."""
     gone = True
     for path in hidden:
         try:

@@ -52,16 +52,16 @@ def save(
     directory, name
         Where, and under which name.
     model, optimizer, progress
-        What is saved; the random generators are as well.
+        The state to save, together with the random generators.
     marker
-        What is known of the checkpoint beforehand; the format of the optimizer's states is filled in.
+        The checkpoint's marker; the format of the optimizer's states is filled in.
     background
         Whether the training goes on while the files are written.
 
     Returns
     -------
     AsyncSave
-        The state is as it was in this moment, whatever the training changes from now on.
+        It holds the state of this moment; later changes of the training do not reach it.
     """
     rng_state.make_equal(rank_context)
     form = optimizer_format(optimizer, rank_context)

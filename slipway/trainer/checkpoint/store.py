@@ -1,4 +1,4 @@
-"""The directory of checkpoints: what is complete, what is not, which is the newest. Imports no torch.
+"""The directory of checkpoints: the complete ones, the others, and the newest. Imports no torch.
 
 A checkpoint is written into ``.unfinished-<name>-<unique>``. When all ranks have written and synced their
 files, rank 0 writes the marker there, renames the directory to ``<name>`` and points the link ``latest`` at
@@ -10,13 +10,13 @@ killed before                leaves behind
 the marker or the rename     the checkpoint before, and a hidden directory that is never looked into
 ``latest`` points at it      the new checkpoint: the link is a convenience, the serial decides
 a removal's rename           a checkpoint too many
-a removal's end              a hidden directory; what is removed is renamed first
+a removal's end              a hidden directory; a removal begins with a rename
 a damaged one is set aside   it is found damaged again, or has been moved
 ===========================  ==========================================================================
 
 The newest checkpoint is the one with the highest serial, which each marker counts on from the highest in the
-directory: it is right whatever the clocks of two nodes say, and also when a training starts afresh beside an
-older one whose steps are higher. Only the holder of the directory's lock writes (:mod:`.lock`).
+directory: it is right even if the clocks of two nodes differ, and also when a training starts afresh next to
+an older one whose steps are higher. Only the holder of the directory's lock writes (:mod:`.lock`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REMOVING = ".removing-"
 DAMAGED = "damaged"
 _RANK = re.compile(r"__(\d+)_")
 _SHARD = re.compile(r"__\d+_\d+\.distcp")
-# What a save writes: one shard for each rank, and these.
+# A save writes one shard for each rank, and these.
 _OTHERS = (MARKER, ".metadata", "common.pt", "metadata.json")
 
 
@@ -71,7 +71,7 @@ def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Checkpoint 
     Raises
     ------
     OSError
-        If it cannot be told, as when a file system does not answer.
+        If a directory cannot be examined, as when a file system does not answer.
     """
     marked, torn = [], {}
     for path in _candidates(directory):
@@ -91,7 +91,7 @@ def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Checkpoint 
 
 
 def open_checkpoint(path: Path) -> tuple[Checkpoint | None, str | None]:
-    """Return the complete checkpoint in a directory, or None and what is wrong."""
+    """Return the complete checkpoint in a directory, or None and its defect."""
     marker, wrong = examine_marker(path)
     if marker is None:
         return None, wrong
@@ -119,7 +119,7 @@ def named(path: Path) -> Checkpoint:
     Raises
     ------
     UserError
-        If there is none, or its files are damaged.
+        If no complete checkpoint is found, or its files are damaged.
     """
     checkpoint, wrong = open_checkpoint(path)
     if checkpoint is None and path.is_dir():
@@ -132,7 +132,7 @@ def named(path: Path) -> Checkpoint:
 
 
 def check_content(checkpoint: Checkpoint, report: Callable[[int], None] = lambda _: None) -> None:
-    """Hold the content of files against their checksums; an earlier version's checkpoint has none.
+    """Compare files with their checksums, which a checkpoint of an earlier version does not have.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def check_content(checkpoint: Checkpoint, report: Callable[[int], None] = lambda
 
 
 def damage(checkpoint: Checkpoint) -> str | None:
-    """Return what is wrong with a marked checkpoint's files, of which no content is read; None if nothing is.
+    """Return the defect of a marked checkpoint's files, or None; no content is read.
 
     Shards that the marker does not list are those of another checkpoint; other files are their owner's.
     """
@@ -171,7 +171,7 @@ def damage(checkpoint: Checkpoint) -> str | None:
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a directory that is not complete is what became of a checkpoint, and nobody else's."""
+    """Return whether an incomplete directory holds the rest of a checkpoint, and no other files."""
     names = _names(path)
     if MARKER in names:
         return True
@@ -179,7 +179,7 @@ def is_ours(path: Path) -> bool:
 
 
 def set_aside(path: Path) -> Path:
-    """Move a damaged checkpoint to where none is looked for; return its new path. Nothing is overwritten.
+    """Move a damaged checkpoint out of the search path; return its new path. Nothing is overwritten.
 
     Raises
     ------
@@ -205,8 +205,8 @@ def damaged(directory: Path) -> list[Path]:
 def begin(directory: Path, name: str, parents: bool = True) -> Path:
     """Create and return the hidden directory in which a checkpoint is written.
 
-    Its name is used once: what is left of a killed training can never write into it. Without `parents` no
-    directory is made anew that somebody has deleted.
+    Its name is used once: a leftover process of a killed training can never write into it. Without `parents`,
+    a directory that was deleted is not created again.
     """
     path = directory / f"{UNFINISHED}{name}-{unique()}"
     path.mkdir(parents=parents)

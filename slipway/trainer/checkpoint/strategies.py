@@ -74,7 +74,7 @@ def _replicas() -> Any:
 
 
 def _write_here(transforms: Any, _use_msc: bool, _rank: int, buckets: list[Any], results: Any) -> None:
-    """Stand in for ``write_preloaded_data_multiproc``: each bucket's results, or one exception for all."""
+    """Replace ``write_preloaded_data_multiproc``: each bucket's results, or one exception for all."""
     written: dict[int, Any] = {}
     for number, bucket in enumerate(buckets):
         answer: queue.Queue[Any] = queue.Queue()

@@ -1,9 +1,9 @@
 """Tensors in files of torch's distributed format (``torch_dist``), read and written by one process.
 
 A directory has shards ``__<rank>_<number>.distcp`` and an index ``.metadata``. The index knows a tensor by
-its whole shape, whatever the layout that saved it, and its chunks by their offsets in it. Chunks and objects
+its whole shape, for any layout that saved it, and its chunks by their offsets in it. Chunks and objects
 lie in the shards one behind the other, each as :func:`torch.save` writes it. Neither megatron-core nor the
-model is needed; a chunk is the most that is read at once beside what is returned.
+model is needed; memory holds one chunk at a time in addition to the result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMMON, INDEX_FILE, FORMAT = "common.pt", ".metadata", "metadata.json"
 _FILE_BYTES = 4 << 30
 # A checkpoint may have more shards than a process may open files.
 _OPEN_FILES = 64
-# A tensor up to this size is taken memory for, whatever the files have.
+# Memory for a tensor up to this size is allocated without a look at the sizes of the files.
 _UNCHECKED_BYTES = 1 << 30
 # Chunks of this size are read to their place in a tensor, and a block of them at a time.
 _DIRECT_BYTES, _BLOCK_BYTES = 16 << 20, 4 << 20
@@ -67,8 +67,8 @@ class TensorFiles:
     directory
         A checkpoint of ours, or what `torch.distributed.checkpoint` wrote.
     is_checked
-        Whether the files were held against checksums of their own. If not, each item that is read is held
-        against the checksum that torch writes beside it, and does not check itself.
+        Whether the files' checksums were verified. If not, each item is compared with the checksum that
+        torch writes next to it, and does not verify itself.
 
     Raises
     ------
@@ -101,7 +101,7 @@ class TensorFiles:
         return self._infos
 
     def read(self, name: str, index: Index = None) -> torch.Tensor:
-        """Return a tensor, or a part of it, of which only the chunks that it needs are read.
+        """Return a tensor, or a part of it; read only the chunks that it needs.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class TensorFiles:
         Raises
         ------
         UserError
-            If a chunk cannot be read, or the chunks do not make up what is read.
+            If a chunk cannot be read, or the chunks do not cover the requested part.
         """
         entry = self._index.state_dict_metadata[name]
         begin, end = _bounds(tuple(entry.size), index)
@@ -161,11 +161,11 @@ class TensorFiles:
         return tuple(path) if path else (name,)
 
     def items(self) -> list[Any]:
-        """Return the keys of all items; a tensor's chunk has an `offset`, an object has none."""
+        """Return the keys of all items; only a tensor's chunk has an `offset`."""
         return list(self._index.storage_data)
 
     def entry(self, name: str) -> Any:
-        """Return what the index says of a tensor or an object."""
+        """Return the index entry of a tensor or an object."""
         return self._index.state_dict_metadata[name]
 
     def raw(self, item: Any) -> bytes:
@@ -256,7 +256,7 @@ class TensorFiles:
 
 
 class _View(io.RawIOBase):
-    """A part of a file, read like a file of its own."""
+    """A part of a file, read like a whole file."""
 
     def __init__(self, file: BinaryIO, offset: int, length: int) -> None:
         self._file, self._offset, self._length = file, offset, length
@@ -333,14 +333,14 @@ class TensorFilesWriter:
             entry = TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), whole, [])
         entry.chunks.append(ChunkStorageMetadata(place, tensor.shape))
         tensor = tensor.detach().contiguous()
-        # torch.save writes all of a storage, of which this may be a view.
+        # torch.save writes the whole storage, and this may be a view.
         if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
             tensor = tensor.clone()
         with self._item(MetadataIndex(name, place), entry) as file:
             torch.save(tensor, file)
 
     def add_raw(self, item: Any, content: bytes, entry: Any) -> None:
-        """Append an item of other files as it is: its key, its bytes, and what the index says of it."""
+        """Append an item of other files as it is: its key, its bytes, and its index entry."""
         with self._item(item, entry) as file:
             file.write(content)
 
@@ -369,7 +369,7 @@ class TensorFilesWriter:
 
 @contextlib.contextmanager
 def _named(what: object) -> Iterator[None]:
-    """Name what the block cannot read; another error of the system is raised as it is."""
+    """Name the file that the block cannot read; another error of the system is raised as it is."""
     try:
         yield
     except OSError as error:

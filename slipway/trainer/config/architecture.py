@@ -23,7 +23,7 @@ class Rope:
     interpolation
         What positions are divided by (Chen et al. 2023, arXiv 2306.15595); None for 1.
     scaling
-        What the lowest frequencies are divided by, as in Llama 3.1 for a context grown from 8,192 tokens, by
+        Divisor of the lowest frequencies, as in Llama 3.1 for a context grown from 8,192 tokens, by
         megatron-core's formula, which is NeMo's; None for 1.
     fusion
         Whether Transformer Engine's kernel is asked for.
@@ -197,7 +197,7 @@ class Architecture:
         float, Row("layernorm_epsilon", partial(NUMBER, default=1e-5), "function", "layernorm_epsilon")
     ]
     bias: Annotated[bool, Row("bias", ON, "shapes", "add_bias_linear")]
-    # Of queries, keys and values alone, which `bias` gives to all matrices; earlier markers lack it.
+    # Of queries, keys and values alone, which `bias` gives to all matrices; not in earlier markers.
     qkv_bias: Annotated[bool, Row("model.qkv_bias", _qkv_bias, "shapes", "add_qkv_bias")] = False
     tied_embeddings: Annotated[bool, Row("model.share_embeddings_and_output_weights", None, "shapes")]
     # Of a T5's tied head alone.
@@ -224,7 +224,7 @@ class Architecture:
             on_cpu="Transformer Engine needs CUDA: megatron-core's local layers",
         ),
     ]
-    # It has values of ours beside NeMo's auto and local.
+    # It has values of ours in addition to NeMo's auto and local.
     attention_backend: Annotated[AttentionBackend, Row("model.attention_backend", _BACKEND)]
     recompute: Annotated[
         Recompute | None,

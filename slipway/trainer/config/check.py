@@ -27,7 +27,7 @@ def table_for(flat: Mapping[str, Any]) -> dict[str, Status]:
 
 
 def check_keys(flat: Mapping[str, Any]) -> None:
-    """Refuse unknown keys and values that ask for what is not there.
+    """Refuse unknown keys and values that ask for missing features.
 
     Raises
     ------

@@ -26,7 +26,7 @@ from slipway.trainer.config.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Implemented:
-    """The trainer does what the key says; `on_cpu` tells why a CPU has no use for it."""
+    """The trainer implements the key; `on_cpu` says why a CPU has no use for it."""
 
     on_cpu: str | None = None
 
@@ -110,7 +110,7 @@ KEYS: dict[str, Status] = {
     f"{_CALLBACK}.save_weights_only": Refused((False, None), "a training continues from all of its state"),
     f"{_CALLBACK}.filepath": Refused((None,), "dirpath and filename say where"),
     f"{_CALLBACK}.prefix": Irrelevant("filename is the whole name"),
-    f"{_CALLBACK}.auto_insert_metric_name": Refused((True, None), "a name tells its values with their names"),
+    f"{_CALLBACK}.auto_insert_metric_name": Refused((True, None), "a name shows its values with their names"),
     f"{_CALLBACK}.verbose": Irrelevant("each checkpoint is logged"),
     f"{_CALLBACK}.save_nemo_on_train_end": Irrelevant(f"{_NEMO_ARCHIVE}: the last checkpoint is like others"),
     **_each(_CALLBACK, "always_save_nemo save_best_model", Refused((False, None), _NEMO_ARCHIVE)),
@@ -127,7 +127,7 @@ KEYS: dict[str, Status] = {
         "share_embeddings_and_output_weights",
         _IMPLEMENTED,
     ),
-    "model.ffn_dropout": Refused((0, 0.0, None), "megatron-core's MLP has no dropout of its own"),
+    "model.ffn_dropout": Refused((0, 0.0, None), "megatron-core's MLP has no dropout"),
     "model.low_freq_factor": Refused((1, 1.0, None), _ROPE_SCALING),
     "model.high_freq_factor": Refused((4, 4.0, None), _ROPE_SCALING),
     "model.old_context_len": Refused((8192, None), _ROPE_SCALING),
@@ -179,7 +179,7 @@ KEYS: dict[str, Status] = {
     **_each("model", "nsys_profile torch_profile memory_profile", _NO_PROFILE),
     **_each("model.nsys_profile", "enabled start_step end_step ranks", Implemented(NO_NSYS)),
     "model.nsys_profile.trace": LAUNCHER,
-    # A node of ours: NeMo 1.0 has none for torch.profiler.
+    # A node of ours: NeMo 1.0 does not configure torch.profiler.
     **_each("model.torch_profile", "enabled start_step end_step ranks", _IMPLEMENTED),
     **_each("model.memory_profile", "enabled start_step end_step rank", Implemented(NO_MEMORY)),
     # model: tokenizer
@@ -191,7 +191,7 @@ KEYS: dict[str, Status] = {
         "warmup_steps warmup_ratio constant_steps constant_ratio max_steps",
         _IMPLEMENTED,
     ),
-    "model.optim.sched.last_epoch": Refused((-1, None), "the completed steps say where the schedule stands"),
+    "model.optim.sched.last_epoch": Refused((-1, None), "the completed steps give the place in the schedule"),
     # model: data
     **_each(
         "model.data",
@@ -221,7 +221,7 @@ def status_of(key: str, table: Mapping[str, Status] = KEYS) -> Status | None:
 
 
 _SPANS = Irrelevant("spans are the paper's: of random lengths whose mean is mean_ngram_size, 3 if it is null")
-_T5_ALONE = "megatron-core 0.16's T5Model has none"
+_T5_ALONE = "megatron-core 0.16's T5Model does not have it"
 _ONE_CHUNK = "the embeddings and the head are where both stacks are"
 
 # The keys of one stack: model.<name> of a GPT, model.encoder.<name> and model.decoder.<name> of a T5.
@@ -278,7 +278,7 @@ T5_KEYS: dict[str, Status] = {
 
 
 def misplaced(key: str, table: Mapping[str, Status]) -> str:
-    """Say of which other kind of model a key is; an empty string if of none."""
+    """Explain that a key belongs to the other kind of model, or return an empty string."""
     name = key.rsplit(".", 1)[-1]
     if table is T5_KEYS and key in KEYS:
         both = f": {ENCODER}.{name} and {DECODER}.{name}" if name in _OF_A_T5_STACK else ""

@@ -70,7 +70,7 @@ def read_rows(kind: Callable[..., Kind], values: Values, node: str = "model", **
     Raises
     ------
     UserError
-        Naming the key, its value and what is valid.
+        Naming the key, its value and the valid ones.
     """
     read = {name: row.read(values, row.key_in(node)) for name, row in rows_of(kind).items() if row.read}
     return kind(**read, **others)

@@ -30,7 +30,7 @@ class Saving:
     background
         Whether the training goes on while the files are written.
     keep, monitor, mode
-        The best `keep` by a value of which less ("min") or more ("max") is better; -1 for all.
+        The best `keep` by a value that is best when low ("min") or high ("max"); -1 for all.
     """
 
     enabled: Annotated[bool, Row("exp_manager.create_checkpoint_callback", ON)]

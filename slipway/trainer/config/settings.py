@@ -184,7 +184,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
     Raises
     ------
     UserError
-        Naming the key, its value and what is valid.
+        Naming the key, its value and the valid ones.
     """
     values = Values(flat)
     own = {name: row.read(values, row.key) for name, row in rows_of(Settings).items() if row.read}

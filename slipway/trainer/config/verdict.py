@@ -23,7 +23,7 @@ from slipway.trainer.config.values import Values
 
 
 def mistake_in(config: dict[str, Any], world: int) -> str | None:
-    """Return the first mistake in a configuration for `world` processes, None if there is none."""
+    """Return the first mistake in a configuration for `world` processes, or None."""
     flat = flatten(config)
     try:
         check_keys(flat)

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Convert; return the exit code."""
     options = _parse(arguments)
     quiet()
-    # What was begun is removed on the way out.
+    # An unfinished output is removed on the way out.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         requirements.check(_REQUIRED)
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _convert(conversion: Conversion) -> int:
-    # Importing torch takes a second: a mistake in the configuration is told before that.
+    # Importing torch takes a second: a mistake in the configuration is reported before that.
     with no_garbage():
         from slipway.trainer.conversion.convert import convert
 

@@ -55,7 +55,7 @@ people, for the people, shall not perish from the earth.
 def check(
     checkpoint: Path, model_dir: Path, description: Description, text: Path | None, sequences: int
 ) -> bool:
-    """Compare a converted model with ours; print the report and write it beside the weights.
+    """Compare a converted model with ours; print the report and write it into the model's directory.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def check(
 
 
 def verdict(model_dir: Path, text: Path | None, sequences: int) -> bool | None:
-    """Print the report beside a model and return its verdict; None if there is none of this text."""
+    """Print the report of a model on this text and return its verdict; None without such a report."""
     try:
         report = json.loads((model_dir / REPORT).read_text(encoding="utf-8"))
         if (report["text_checksum"], report["sequences"]) != (_checksum(text), sequences):

@@ -57,7 +57,7 @@ def flag(key: str, value: Any) -> bool:
 
 
 def token_ids(config: Values, key: str) -> list[int]:
-    """Return the ids of tokens: of none, one or several."""
+    """Return the ids of any number of tokens."""
     value = config.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(item) is int and 0 <= item <= MOST for item in ids):
@@ -88,7 +88,7 @@ class Option(ConfigKey):
     Attributes
     ----------
     key, field
-        The key, and the field with its value; None where our models lack all values but the default.
+        The key, and the field with its value; None where our models have the default value only.
     check
         Checks a value, whose key it names in the message, and returns it.
     default
@@ -110,7 +110,7 @@ class Option(ConfigKey):
         default = self._default(fields)
         value = config.get(self.key, default)
         if value is None:
-            raise UserError(f"{CONFIG} lacks {self.key}")
+            raise UserError(f"{CONFIG} does not have {self.key}")
         if self.field is None:
             if value != default:
                 raise UserError(

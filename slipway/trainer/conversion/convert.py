@@ -1,4 +1,4 @@
-"""Conversions: from what a source holds to the directories that are asked for."""
+"""Conversions: from the weights of a source to the requested directories."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Result:
 
 
 def convert(conversion: Conversion) -> list[Result]:
-    """Convert what a source holds; nothing is changed in it.
+    """Convert the checkpoints of a source, which is not changed.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def _convert_all(conversion: Conversion) -> list[Result]:
         try:
             results.append(convert_checkpoint(conversion, checkpoint))
         except outputs.AnotherResult as error:
-            # The training went back, and came to this step again: what was made of it stays.
+            # The training went back, and came to this step again: the earlier conversion stays.
             print(f"{checkpoint.path}: not converted: {error}", flush=True)
         except (UserError, FileNotFoundError) as error:
             if checkpoint.path.exists():
@@ -104,7 +104,7 @@ def _convert_all(conversion: Conversion) -> list[Result]:
 def _source_format(conversion: Conversion) -> WeightsFormat:
     if conversion.source_format != "auto":
         return conversion.source_format
-    # Behind a training, of which there may be no checkpoint yet.
+    # Behind a training, which may have no checkpoint yet.
     return "slipway" if conversion.every else sources.recognise(conversion.source)
 
 
@@ -166,7 +166,7 @@ def chosen(conversion: Conversion) -> list[Checkpoint]:
     Raises
     ------
     UserError
-        If there is none, none of the step, or the one that is wanted is damaged.
+        If the source has no checkpoint, or not that of the step, or the requested one is damaged.
     """
     source, step = conversion.source, conversion.step
     if conversion.every:
@@ -245,9 +245,9 @@ def _write(
     Parameters
     ----------
     description
-        The model, if Hugging Face's files are written beside the weights.
+        The model, if Hugging Face's files are written too.
     origin
-        What the model card says of the training.
+        The model card's facts about the training.
     """
     output, size = conversion.output_of(record["step"]), export.total_bytes(entries)
     with outputs.new_directory(output, record, size) as unfinished:

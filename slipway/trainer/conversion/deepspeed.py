@@ -8,7 +8,7 @@ A directory ``global_stepN`` has for each rank a file with its part of the fp32 
   its parts of all parameters, in order, in one or several vectors (``fp32_flat_groups``).
 
 Names and shapes (``param_shapes``), frozen parameters, buffers and tied names (``shared_params``) are in the
-model's file. The files are mapped: what is read of a parameter is all that is in memory.
+model's file. The files are mapped: memory holds only the parts of a parameter that are read.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class DeepSpeedFiles:
 
 
 def _others(module: Mapping[str, Any], weights: Mapping[str, _Weight]) -> dict[str, _Weight]:
-    """Return what the model's file alone has: with stage 1 frozen parameters, in old versions tied names."""
+    """Return the tensors of the model's file alone: frozen ones (stage 1), in old versions tied names."""
     tensors = {name: tensor for name, tensor in module.items() if torch.is_tensor(tensor)}
     owners = {(tensor.data_ptr(), tensor.shape): name for name, tensor in tensors.items() if name in weights}
     others = {name: tensor for name, tensor in tensors.items() if name not in weights}

@@ -16,7 +16,7 @@ from slipway.trainer.conversion.safetensors_files import Entry
 from slipway.trainer.conversion.sources import Source
 from slipway.trainer.conversion.weight_map import Row, depths_of
 
-# What a checkpoint of megatron-core holds beside the model: the first part of the tensors' names.
+# The first parts of the names of a megatron-core checkpoint's tensors that are not the model's.
 _OTHERS = ("optimizer", "random", "rng_state")
 # The masters by the weights' names, in the formats of optimizer states that have them whole.
 _MASTERS = ("optimizer.state.fp32_param.", "optimizer.state.param.")
@@ -70,10 +70,10 @@ def plain_entries(weights: Source, dtype: torch.dtype | None, is_megatron_core: 
     weights
         Of any program.
     dtype
-        The type of what is in floating point; None: as it is.
+        The type of floating-point tensors; None: as it is.
     is_megatron_core
-        Whether the names are megatron-core's, as ours and Megatron-LM's are: what is not the model's is left
-        out, and 32 bits are those of the optimizer's masters. Of other programs every tensor is returned.
+        Whether the names are megatron-core's, as ours and Megatron-LM's are: only the model's tensors are
+        returned, and 32 bits are those of the optimizer's masters. Of other programs every tensor is.
     """
     infos = weights.tensors()
     has_masters = is_megatron_core and dtype == torch.float32

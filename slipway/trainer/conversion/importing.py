@@ -39,7 +39,7 @@ _FORMAT = {
 }
 # GPT-2's first files have no prefix.
 _PREFIX = "transformer."
-# What the files of some versions have besides: copies of tied weights, masks, and positions that no T5 uses.
+# Extra tensors in the files of some versions: copies of tied weights, masks, positions that no T5 uses.
 _COPIES = ("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _UNUSED = (
     *(".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"),
@@ -60,8 +60,8 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
     Raises
     ------
     UserError
-        If a file is missing, damaged or of another model than ``config.json`` says, our models lack one of
-        its options, or the output is another conversion's.
+        If a file is missing, damaged or of another model than ``config.json`` says, our models do not have
+        one of its options, or the output is another conversion's.
     """
     output, tokenizer = conversion.output_of(0), conversion.tokenizer_dir or source
     has_tokenizer = (tokenizer / FAST).is_file()
@@ -101,7 +101,7 @@ def _write(directory: Path, weights: _Weights, rows: list[Row], dtype: torch.dty
             ours = row.to_ours(*(weights.read(name) for name in row.theirs))
             if row.ours is None:
                 continue
-            # What is scaled keeps the 64 bits that make the way back exact.
+            # A scaled weight keeps the 64 bits that make the way back exact.
             ours = ours if row.scale != 1.0 else ours.to(dtype)
             if row.layer is None:
                 for name in (row.ours, *row.copies):
@@ -151,7 +151,7 @@ class _Weights:
         return self._files.tensors()[self.names[name]].dtype
 
     def has_head(self, config: Mapping[str, Any]) -> bool:
-        """Return whether the head has weights of its own; a copy of the embedding's are none."""
+        """Return whether the head has weights that are not a copy of the embedding's."""
         family = FAMILIES.get(str(config.get("model_type")))
         tied = config.get("tie_word_embeddings", family is not None and family.is_tied)
         if not isinstance(tied, bool):

@@ -1,8 +1,8 @@
 """Checkpoints of Megatron-LM in the format ``torch_dist``, which are megatron-core's as ours are.
 
-The weights have our names. What the model is stands in ``common.pt``: the options of the training, an
-``argparse.Namespace``. Checkpoints are directories ``iter_NNNNNNN``, of which
-``latest_checkpointed_iteration.txt`` names one.
+The weights have our names. ``common.pt`` describes the model by the options of the training, an
+``argparse.Namespace``. Checkpoints are directories ``iter_NNNNNNN``; ``latest_checkpointed_iteration.txt``
+names one.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MegatronLmFiles(TensorFiles):
     Raises
     ------
     UserError
-        If there is none of that step, it is of another format, or its index cannot be read.
+        If no checkpoint has that step, it is of another format, or its index cannot be read.
     """
 
     def __init__(self, directory: Path, step: int | None = None) -> None:
@@ -182,7 +182,7 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
     Raises
     ------
     UserError
-        If there is none, or it is in the format of single ranks.
+        If no checkpoint is found, or it is in the format of single ranks.
     """
     path = directory
     if not (directory / INDEX_FILE).is_file() and not is_legacy(directory):
@@ -205,7 +205,7 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
         if not isinstance(backend, str):
             raise UserError(f"{kind} cannot be read: expected the name of a sharded_backend")
         if backend != "torch_dist":
-            raise UserError(f"{kind}: sharded_backend={backend}, and torch_dist is what is read")
+            raise UserError(f"{kind}: sharded_backend={backend}: expected torch_dist")
     return path
 
 

@@ -1,9 +1,9 @@
 """The directory that a conversion writes: there whole, or not at all.
 
-It is written as ``.unfinished-<name>-<unique>`` beside its name, synced, and renamed. ``conversion.json`` in
-it says what it was made of, so that the same conversion finds it, and another one leaves it alone. A process
-that is killed leaves a hidden directory, which the next conversion to this name removes: a lock tells that
-nobody writes it any more.
+It is written as ``.unfinished-<name>-<unique>`` in the same directory, synced, and renamed.
+``conversion.json`` in it records its source, so that the same conversion finds it, and another one leaves it
+alone. A killed process leaves a hidden directory, which the next conversion to this name removes: a free lock
+shows that no process writes it any more.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def record_of(
     conversion: Conversion, step: int, source: Path, identity: str, **more: str | None
 ) -> dict[str, Any]:
-    """Return what a result is made of, and how; `identity` tells the source from any other."""
+    """Return the source and the options of a result; `identity` distinguishes the source from any other."""
     has_tokenizer, is_ours = conversion.to in ("huggingface", "slipway"), conversion.to == "slipway"
     return {
         "source": str(source),
@@ -98,7 +98,7 @@ def _is_whole(output: Path, record: Mapping[str, Any]) -> bool:
     differences = [
         f"{name}={earlier.get(name)}, now {value}"
         for name, value in json.loads(json.dumps(dict(record))).items()
-        # The record of an earlier version lacks some.
+        # The record of an earlier version does not have all.
         if name in earlier and earlier[name] != value and name != "source"
     ]
     if differences:
@@ -120,7 +120,7 @@ def _is_whole(output: Path, record: Mapping[str, Any]) -> bool:
 def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> Iterator[Path | None]:
     """Give a hidden directory to write into, which gets its name when the block ends, unless that fails.
 
-    It is None if another process has finished the same conversion meanwhile: there is nothing to write.
+    It is None if another process has finished the same conversion meanwhile.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> I
     record
         What is converted, and how.
     size_bytes
-        What will be written, about.
+        About the size of the output.
 
     Raises
     ------
@@ -242,7 +242,7 @@ class Progress:
         self._name, self._size = escape(name), max(1, size_bytes)
         self._done, self._shown = 0, -1
         self._is_terminal = sys.stdout.isatty()
-        self._told = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
@@ -255,10 +255,10 @@ class Progress:
         """Count further bytes, and show them if they are enough to be seen."""
         self._done += count
         percent = min(100, self._done * 100 // self._size)
-        is_due = time.monotonic() - self._told > _PIPE_SECONDS or percent == 100
+        is_due = time.monotonic() - self._printed_at > _PIPE_SECONDS or percent == 100
         if percent == self._shown or not (self._is_terminal or is_due):
             return
-        self._shown, self._told = percent, time.monotonic()
+        self._shown, self._printed_at = percent, time.monotonic()
         amount = f"{_megabytes(self._done)} of {_megabytes(self._size)} MB"
         if self._is_terminal:
             bar = "█" * (percent * 30 // 100)

@@ -1,8 +1,8 @@
 """Files that :func:`torch.save` wrote for other programs, read without executing anything of theirs.
 
 Besides tensors they hold objects of the program's own classes, such as DeepSpeed's loss scaler or the
-``argparse.Namespace`` of Megatron-LM's options. Such an object becomes an :class:`Unknown`, which keeps what
-was saved of it. Nothing that a file names is imported or called.
+``argparse.Namespace`` of Megatron-LM's options. Such an object becomes an :class:`Unknown`, which keeps its
+saved state. Nothing that a file names is imported or called.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from slipway.common.errors import UserError, first_line
 from slipway.trainer.checkpoint.files import inside
 
-# What the pickles of harmless values name of the standard library. `getattr` is how Python 3.11 pickles the
-# members of enumerations, and is not called either.
+# Names of the standard library in the pickles of harmless values. Python 3.11 pickles the members of
+# enumerations as calls of `getattr`, which is not called either.
 _HARMLESS = {
     "argparse.Namespace",
     "builtins.getattr",
@@ -38,7 +38,7 @@ _HARMLESS = {
 
 
 class Unknown:
-    """An object of a class that is not known here: what it was called with, and its attributes."""
+    """An object of a class that is not known here: the arguments of its creation, and its attributes."""
 
     def __new__(cls, *arguments: Any, **_: Any) -> Unknown:
         value = super().__new__(cls)
@@ -86,7 +86,7 @@ def load(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _nothing_allowed() -> Iterator[None]:
-    """Have torch allow no class in this block: megatron-core, once imported, allows those of its own."""
+    """Have torch allow no class in this block: megatron-core, once imported, allows its own."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:

@@ -1,7 +1,7 @@
 """Safetensors files as Hugging Face's libraries keep them: one file, or shards with an index.
 
-The header of a file tells where each tensor lies, so that a file is written from front to back, tensor by
-tensor: what is in memory is one tensor. The format: https://github.com/huggingface/safetensors#format
+The header of a file has the position of each tensor, so that a file is written from front to back: memory
+holds one tensor at a time. The format: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class SafetensorsFiles:
     Raises
     ------
     UserError
-        If there are none, a shard is missing, or a header is damaged.
+        If the directory has no such files, a shard is missing, or a header is damaged.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -192,7 +192,7 @@ def _write_tensor(file: BinaryIO, entry: Entry, report: Callable[[int], None]) -
         raise UserError(f"{entry.name} has the shape {list(tensor.shape)}, not {list(entry.info.shape)}")
     rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
     row_bytes = max(1, math.prod(rows.shape[1:]) * max(dtype.itemsize, tensor.dtype.itemsize))
-    # A block at a time: converting a tensor, or turning it, takes little beside it.
+    # A block at a time: converting or transposing a tensor takes little additional memory.
     for block in rows.split(max(1, _BLOCK_BYTES // row_bytes)):
         values = block.to(dtype)
         if values.dtype != block.dtype and not _holds(values, block):

@@ -1,8 +1,8 @@
 """Tokenizer files as ``AutoTokenizer.from_pretrained`` reads them, from those that a training used.
 
 GPT-2's and BERT's vocabularies and SentencePiece models become a ``tokenizer.json``; a directory of Hugging
-Face's is copied. What transformers makes of the files is compared with what the training's library makes of
-its own, on texts on which such readings differ.
+Face's is copied. The ids from transformers with these files are compared with those from the training's
+library, on texts on which such readings differ.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
     directory
         Of the model.
     description
-        What the checkpoint says of its tokenizer.
+        The checkpoint's, with its tokenizer.
     tokenizer_dir
         Where its files are, unless they are where the training had them.
 
     Returns
     -------
     list
-        None if there are no files, as after a training on mock data.
+        Empty if there are no files, as after a training on mock data.
 
     Raises
     ------
     UserError
-        If `tokenizer_dir` has none, or they are malformed, or have more tokens than the model, or the
+        If `tokenizer_dir` has no files, or they are malformed, or have more tokens than the model, or the
         training's files changed since.
     """
     is_t5 = description.encoder is not None
@@ -79,7 +79,7 @@ def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
 
 
 def check_tokenizer(directory: Path, description: Description, tokenizer_dir: Path | None) -> None:
-    """Compare what transformers makes of the written files with what the training's library makes of its own.
+    """Compare the ids from transformers with the written files to those from the training's library.
 
     Raises
     ------
@@ -96,8 +96,8 @@ def check_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
     texts = [text for text in probe_texts(added) if skipped is None or skipped not in text]
     problem = _problem(directory, encode, texts, pieces)
     path = directory / OPTIONS
-    # Some classes of transformers take the vocabulary alone from the file, others are code of their own.
-    # transformers 5 takes Qwen2's class whatever the file says, unless that names code, which is not run.
+    # Some classes of transformers take the vocabulary alone from the file, others are custom code.
+    # transformers 5 always takes Qwen2's class unless the file names code, which is not run.
     for auto_map in ({}, {"auto_map": {"AutoTokenizer": [None, _CLASS]}}):
         if not problem or not (auto_map or FAST in files):
             continue
@@ -185,7 +185,7 @@ def tokenizer_digest(directory: Path | None) -> str | None:
     Raises
     ------
     UserError
-        If the directory has none.
+        If the directory has no tokenizer.
     """
     if directory is None:
         return None
@@ -206,7 +206,7 @@ def _check_unchanged(files: Mapping[str, Path], description: Description) -> Non
 
 
 def _complete(directory: Path, description: Description, names: set[str]) -> None:
-    """Write what transformers needs beside the files of other programs."""
+    """Write the files that transformers needs in addition to those of other programs."""
     if names >= set(PAIR):
         _write_fast(directory, description, _byte_pairs(directory), END_OF_TEXT)
     elif LINES in names:
@@ -274,7 +274,7 @@ def _built(build: Callable[[Any], Any]) -> Any:
 def _write_fast(
     directory: Path, description: Description, tokenizer: Any, end: str, control: Sequence[str] = ()
 ) -> None:
-    """Write ``tokenizer.json`` and what tells its special tokens."""
+    """Write ``tokenizer.json`` and the files that name its special tokens."""
     words = description.vocabulary
     if tokenizer.token_to_id(end) != words.end_of_text:
         raise UserError(

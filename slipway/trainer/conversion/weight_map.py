@@ -1,6 +1,6 @@
 """The weight map: how Hugging Face's weights become ours, and ours theirs.
 
-Each family of models has rows of its own (:mod:`slipway.trainer.conversion.families`).
+Each family of models defines its rows (:mod:`slipway.trainer.conversion.families`).
 
 Our names are those of checkpoints, where the layers of a stack are one tensor ``[layers, ...]``. A row gives
 our name, the shape of one layer's weight, and Hugging Face's names. Joining theirs into ours and splitting
@@ -50,10 +50,10 @@ class Row:
     copies
         Other names under which megatron-core keeps the same weight.
     scale
-        Our weight is theirs times this. The first T5 multiplies what goes into its head by ``h ** -0.5``,
+        Our weight is theirs times this. The first T5 multiplies the input of its head by ``h ** -0.5``,
         and our norm before the head holds that factor.
     fold
-        Makes ours the weight that Hugging Face's model computes with where it lacks an option of ours.
+        Changes our weight so that Hugging Face's model, without an option of ours, computes the same.
     """
 
     ours: str | None
@@ -70,12 +70,12 @@ class Row:
     def to_ours(self, *theirs: Any) -> Any:
         """Return our weight, without padding.
 
-        A scaled one has 64 bits: dividing it gives back what was multiplied, whatever the factor is.
+        A scaled one has 64 bits: dividing it gives back the original weight, for any factor.
 
         Raises
         ------
         UserError
-            If the weight has another shape than the description says, or is not zero and we have none.
+            If the weight has another shape than the description says, or is not in our model and not zero.
         """
         if self.ours is None:
             _check_zero(", ".join(self.theirs), theirs, "our model has no such weight")
@@ -98,7 +98,7 @@ class Row:
         Parameters
         ----------
         ours
-            Our weight, padded or not; None where we have none.
+            Our weight, padded or not; None where our model does not have it.
         dtype
             The type of the result.
 
@@ -234,7 +234,7 @@ def _sizes(shape: Architecture) -> dict[str, tuple[int, int]]:
 
 
 def _cat(parts: Sequence[Any], dim: int = 0) -> Any:
-    # Not at the top: what a configuration lacks is told where there is no torch.
+    # Not at the top: mistakes in a configuration are reported where torch is not installed.
     import torch
 
     return torch.cat(tuple(parts), dim=dim)

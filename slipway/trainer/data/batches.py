@@ -1,6 +1,6 @@
 """Micro batches of a GPT: their tensors, and the masks that keep documents in one window apart.
 
-The token that ends a document tells two documents apart (NeMo's ``reset_*`` keys).
+The token that ends a document separates two documents (NeMo's ``reset_*`` keys).
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class GPTBatchBuilder:
     def batches(
         self, source: Source, windows: list[int | None], samples: Sequence[int] | None = None
     ) -> Iterator[Batch]:
-        """Yield micro batches of the given windows; None stands for padding, whose loss does not count.
+        """Yield micro batches of the given windows; None is padding, whose loss does not count.
 
-        The samples' numbers in the run mean nothing here: what a GPT is given is a window as it is.
+        The samples' numbers in the run are not used: a GPT gets a window as it is.
         """
         for start in range(0, len(windows), self._micro_batch):
             yield self._batch(source, windows[start : start + self._micro_batch])
@@ -155,8 +155,8 @@ class GPTBatchBuilder:
     def _documents(self, inputs: Any) -> tuple[Any, Any]:
         """Return the positions, and the documents if attention keeps them apart.
 
-        Where each window is one document, causal attention is the same, and faster: there are none, unless
-        `same_kernel` is asked for.
+        Where each window is one document, causal attention is the same, and faster: the documents are None,
+        unless `same_kernel` is set.
         """
         rows, length = inputs.shape
         # Each row has its own memory: an expanded tensor cannot be pinned.

@@ -22,10 +22,10 @@ class T5Batch:
     Attributes
     ----------
     inputs
-        What the encoder reads, ``[micro batch, seq_length]``: all of it text, without padding.
+        The encoder's tokens, ``[micro batch, seq_length]``, without padding.
     decoder_inputs, labels
-        What the decoder reads and is to write, ``[micro batch, seq_length_dec]``: the former is the latter
-        one place later.
+        The decoder's tokens and its targets, ``[micro batch, seq_length_dec]``: the former are the latter
+        shifted by one.
     mask
         1.0 where the loss counts: on the labels that are not padding.
     """
@@ -61,7 +61,7 @@ class T5BatchBuilder:
     vocabulary
         With sentinels; a token of the data that is one, or lies beyond, is an error.
     seq_length_dec
-        Length to which what the decoder reads and writes is padded.
+        Padded length of the decoder's tokens and targets.
     seeds
         The run's seed and data generation.
     micro_batch
@@ -88,7 +88,7 @@ class T5BatchBuilder:
     def batches(
         self, source: Source, windows: Sequence[int | None], samples: Sequence[int] | None = None
     ) -> Iterator[T5Batch]:
-        """Yield micro batches of the given windows; None stands for padding, whose loss does not count.
+        """Yield micro batches of the given windows; None is padding, whose loss does not count.
 
         Parameters
         ----------

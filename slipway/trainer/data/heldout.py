@@ -25,14 +25,14 @@ def heldout_windows(
     Parameters
     ----------
     source
-        The held-out data. Each source of a blend has its share of what is evaluated, and one window at least.
+        The held-out data. Each source of a blend has its share of the windows, and one window at least.
     batches
         Global batches to evaluate at most (``trainer.limit_val_batches``).
     global_batch
         Windows in a global batch.
     multiple
         A batch is filled up with None to a multiple of this, micro batch times data-parallel size, times
-        pipeline stages with virtual ones: what is evaluated does not depend on the number of processes.
+        pipeline stages with virtual ones: the number of processes does not change the windows.
     """
     chosen = _chosen(source, batches * global_batch, seed)
     result: list[list[int | None]] = []
@@ -88,7 +88,7 @@ def _represent_all(places: list[int], sources: int) -> None:
 def unigram_entropy(
     targets: Callable[[int], Tokens], batches: list[list[int | None]], vocabulary: int
 ) -> tuple[int, float]:
-    """Return the number of evaluated target tokens, and the entropy of their own distribution.
+    """Return the number of evaluated target tokens, and the entropy of their distribution.
 
     No model without context can have a lower loss on these tokens: it is the best constant prediction, chosen
     with hindsight. In nats per token, ``-sum p log p``.

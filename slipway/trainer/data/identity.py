@@ -1,8 +1,8 @@
-"""The identity of a training's data: what each file of it was, so that an exchange is noticed.
+"""The identity of a training's data: a record of each file, so that an exchange is noticed.
 
 ``.idx`` files and the tokenizer's are hashed whole, a large ``.bin`` by blocks at fixed places: a training
-must not wait for a terabyte. What the blocks leave out shows in the manifest beside it, which has the SHA-256
-of the whole file, and without a manifest in the modification time. Imports the standard library alone.
+must not wait for a terabyte. A change outside the blocks shows in its manifest, which has the SHA-256 of the
+whole file, and without a manifest in the modification time. Imports the standard library alone.
 
 The launcher, which imports nothing of the trainer, asks ``python -m slipway.trainer.data.identity``: it reads
 ``{"wanted": [...], "earlier": [...]}`` from stdin, the files and an identity to compare with, and writes
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 DATA, TOKENIZER = "data", "tokenizer"
 DATA_KEY = "model.data.data_prefix"
 SUFFIXES = (".bin", ".idx")
-# Of a Hugging Face tokenizer's directory, which may hold a model's weights too: patterns, as versions of
-# transformers, and makers of models, have names of their own.
+# Of a Hugging Face tokenizer's directory, which may hold a model's weights too: patterns, because the
+# names differ between versions of transformers and makers of models.
 _TOKENIZER_PATTERNS = (
     *("*token*.json", "vocab*", "merges*.txt", "*.model", "*.tiktoken", "*.jinja"),
     "additional_chat_templates/*.jinja",
@@ -50,7 +50,7 @@ _LARGEST_MANIFEST = 256 * _MIB
 _SOURCES = 256
 _CHANGES_SHOWN = 6
 _READ = 4 * _MIB
-# Hashing and a parallel file system's reads both go on beside each other.
+# Both hashing and the reads of a parallel file system profit from threads.
 _THREADS = 8
 
 
@@ -82,7 +82,7 @@ class FileIdentity:
 
     The checksum begins with how it was computed.
 
-    `origin` is what the manifest beside a ``.bin`` says of it: ``sha256`` of the whole file, ``sources``
+    `origin` is from the manifest of a ``.bin``: ``sha256`` of the whole file, ``sources``
     (pairs of name and SHA-256, unless they are too many), ``sources_sha256`` of their list, ``tokenizer``, a
     SHA-256, and ``options``. It is ``None`` without a manifest, or if the file was written after it.
     """
@@ -108,7 +108,7 @@ class FileIdentity:
     def differs(self, other: FileIdentity) -> bool:
         """Return True if this file has, or may have, another content than `other`.
 
-        The times decide where neither the checksums nor the manifests tell: a file that was written since may
+        The times decide if neither the checksums nor the manifests do: a file that was written since may
         differ between the blocks that are hashed.
         """
         if self.content != other.content or self.is_whole:
@@ -120,7 +120,7 @@ class FileIdentity:
 
 @dataclass(frozen=True)
 class Difference:
-    """A file that is not what it was."""
+    """A file whose content changed."""
 
     old: FileIdentity
     new: FileIdentity
@@ -175,7 +175,7 @@ def identify(inputs: Sequence[InputFile]) -> Identity:
 def differences(old: Identity, new: Identity) -> list[Difference]:
     """Return the files of the same name, or tokenizer's key, that have another content.
 
-    What one of the two lacks is not compared, nor is a data set that the configuration names otherwise.
+    A file of only one of the two is not compared, nor is a data set that the configuration names otherwise.
     """
     before = {_role(file): file for file in old}
     pairs = ((before.get(_role(file)), file) for file in new)
@@ -183,14 +183,14 @@ def differences(old: Identity, new: Identity) -> list[Difference]:
 
 
 def renamed(old: Identity, new: Identity) -> tuple[list[str], list[str]]:
-    """Return the names of data that one of the two has alone, whose contents the other lacks."""
+    """Return the names of data in only one of the two whose contents are not in the other either."""
     return _alone(old, new), _alone(new, old)
 
 
 def accepts(accepted: str | None, changed: Sequence[Difference]) -> bool:
     """Return whether the user has accepted exactly these differences: the new contents have that digest.
 
-    What is accepted besides, such as another tokenizer, stands before or after a plus sign.
+    Other accepted digests, such as that of another tokenizer, are separated by plus signs.
     """
     return not changed or digest(changed) in (accepted or "").split("+")
 
@@ -205,7 +205,7 @@ def digest(changed: Sequence[Difference]) -> str:
 
 
 def _beside(change: Difference) -> list[str]:
-    """Return what tells the new content from the old one where size and checksum do not."""
+    """Return what distinguishes the new content from the old one if size and checksum do not."""
     new = change.new
     if change.old.content != new.content:
         return []
@@ -253,7 +253,7 @@ def to_json(identity: Identity) -> list[dict[str, Any]]:
 
 
 def from_json(content: object) -> Identity:
-    """Read an identity that was kept; what is none, or of another version, is left out."""
+    """Read an identity that was kept; entries that are invalid, or of another version, are left out."""
     if not isinstance(content, list):
         return ()
     return tuple(file for file in map(_file_from, content) if file is not None)
@@ -282,7 +282,7 @@ def _file_from(item: object) -> FileIdentity | None:
 
 
 def _valid_origin(item: object) -> dict[str, Any] | None:
-    """Return an origin that was kept; None for what is none."""
+    """Return an origin that was kept; None if it is invalid."""
     if not isinstance(item, dict):
         return None
     texts = (item.get(name) for name in ("sha256", "sources_sha256", "tokenizer"))
@@ -296,12 +296,12 @@ def _valid_origin(item: object) -> dict[str, Any] | None:
 
 
 def read_manifest(path: Path) -> Any:
-    """Return the content of a manifest; raise OSError or ValueError if it is none."""
+    """Return the content of a manifest; raise OSError or ValueError if it is not one."""
     return json.loads(read_bytes(path, _LARGEST_MANIFEST))
 
 
 def _read_origin(path: Path, size: int, written: int) -> dict[str, Any] | None:
-    """Return what the manifest beside a ``.bin`` says of it; None if there is none of this very file.
+    """Return a ``.bin``'s origin from its manifest; None without a manifest of this very file.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ def _read_origin(path: Path, size: int, written: int) -> dict[str, Any] | None:
 
 
 def _role(file: FileIdentity) -> tuple[str, str]:
-    # Another path of a tokenizer is no other tokenizer; data sets are told apart by their names alone.
+    # Another path of a tokenizer is no other tokenizer; data sets are distinguished by their names alone.
     return file.kind, file.key if file.kind == TOKENIZER else file.name
 
 

@@ -1,4 +1,4 @@
-"""The sample index of a data set: what the windows of its splits are computed from.
+"""The sample index of a data set, from which the windows of its splits are computed.
 
 A window is a contiguous piece of the ``.bin`` file, so that where it lies is arithmetic, once it is known
 where each split begins and how many tokens it holds. That takes one pass over the ``.idx`` file, which also
@@ -79,7 +79,7 @@ class Tables:
     boundaries: npt.NDArray[np.int64]
 
     def start(self, document: int) -> int:
-        """Return the tokens before a document; the number of documents stands for the end."""
+        """Return the tokens before a document; the number of documents means the end."""
         sequence = int(self.boundaries[document])
         itemsize = np.dtype(self.dtype).itemsize
         if sequence < len(self.pointers):

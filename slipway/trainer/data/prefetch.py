@@ -13,14 +13,14 @@ import torch
 
 T = TypeVar("T")
 
-# Micro batches: enough to bridge what jitters in reading, few enough to be small beside the model. On a CPU
-# the thread would take its time from the training itself.
+# Micro batches: enough to bridge the jitter of reads, few enough to be small compared with the model. On a
+# CPU the thread would take its time from the training itself.
 DEPTH_ON_CUDA = 16
 DEPTH_ON_CPU = 0
 _POLL_SECONDS = 0.1
 
 
-# Stands in the queue after the last micro batch of a step.
+# Marks the end of a step in the queue.
 _STEP_END = object()
 
 
@@ -30,11 +30,11 @@ class Prefetcher(Generic[T]):
     Parameters
     ----------
     steps
-        The micro batches of each step. It is gone through by one thread alone, ahead of what is asked for.
+        The micro batches of each step. Only one thread iterates over it, ahead of the requests.
     depth
         How many micro batches are kept ready; 0 makes each when it is asked for, without a thread.
     device
-        Where the tensors go. To a GPU they are copied from pinned memory, and nobody waits for that.
+        Where the tensors go. To a GPU they are copied from pinned memory, asynchronously.
     """
 
     def __init__(self, steps: Iterable[Iterable[T]], depth: int, device: Any) -> None:
@@ -51,14 +51,14 @@ class Prefetcher(Generic[T]):
             self._thread.start()
 
     def step(self) -> Iterator[T]:
-        """Return the micro batches of the next step; what was not taken of the one before is passed over.
+        """Return the micro batches of the next step; skip those of the step before that were not taken.
 
         Seconds that were spent waiting for them are added to `waited`.
 
         Raises
         ------
         Exception
-            Whatever went wrong in making them, when its place in the order is reached.
+            The error of making a micro batch, when its place in the order is reached.
         """
         while not self._at_step_end:
             self._next()

@@ -27,7 +27,7 @@ _FAST = "tokenizer.json"
 
 
 class TokenizerRecord(NamedTuple):
-    """A tokenizer as manifests describe it: `end` is None if documents have none, `sha256` without files."""
+    """A tokenizer as manifests describe it: `end` is None if documents do not end with it."""
 
     kind: str
     files: tuple[str, ...]
@@ -43,7 +43,7 @@ class TokenizerRecord(NamedTuple):
 class Comparison(NamedTuple):
     """Data sets of another tokenizer, why, and whether that is certain; those without a manifest.
 
-    `accept` is the value of `resume.accept_data` that accepts what is certain.
+    `accept` is the value of `resume.accept_data` that accepts the certain ones.
     """
 
     others: list[tuple[str, str, bool]]
@@ -52,7 +52,7 @@ class Comparison(NamedTuple):
 
 
 def of_data(prefix: Path) -> TokenizerRecord | None:
-    """Return the tokenizer that the manifest beside a data set names; None if there is none of this file."""
+    """Return the tokenizer that a data set's manifest names; None without a manifest of this file."""
     try:
         content = read_manifest(manifest_path(prefix))
         size = Path(f"{prefix}.bin").stat().st_size

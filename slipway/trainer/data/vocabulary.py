@@ -31,10 +31,10 @@ _WITHOUT_FILES = "mock data without tokenizer files"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Number of tokens, the end-of-document token's id, and what to tell the user about their origin.
+    """Number of tokens, the end-of-document token's id, and their origin, for messages.
 
-    A tokenizer may have tokens of its own for the start of a text and for padding. `sentinels` is how many of
-    the tokens, the last ones, stand for what was taken out of a text.
+    A tokenizer may have separate tokens for the start of a text and for padding. The last `sentinels` tokens
+    replace the spans that were taken out of a text.
     """
 
     size: int
@@ -51,12 +51,12 @@ class Vocabulary:
 
     @property
     def start_or_end(self) -> int:
-        """Return the id of the token that starts a text: of its own, or the one that ends it."""
+        """Return the id of the token that starts a text: a separate one, or the one that ends it."""
         return self.end_of_text if self.start is None else self.start
 
     @property
     def padding_or_end(self) -> int:
-        """Return the id of the token that pads a text: of its own, or the one that ends it."""
+        """Return the id of the token that pads a text: a separate one, or the one that ends it."""
         return self.end_of_text if self.padding is None else self.padding
 
     def with_sentinels(self, count: int) -> Vocabulary:

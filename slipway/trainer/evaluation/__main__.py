@@ -92,7 +92,7 @@ class _Run:
         return self.evaluation.checkpoints(self._has_result)
 
     def _has_result(self, checkpoint: Checkpoint) -> bool:
-        """Return whether all that is asked for was measured, under whatever conditions."""
+        """Return whether everything requested was measured, under any conditions."""
         is_complete = not self.evaluation.perplexity.enabled or self.results.has_perplexity(checkpoint)
         return is_complete and not self.missing_tasks(checkpoint)
 
@@ -115,7 +115,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m slipway.trainer.evaluation", description=__doc__.split("\n")[0]
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    run = verbs.add_parser("run", help="measure what the configuration names")
+    run = verbs.add_parser("run", help="measure the checkpoints that the configuration names")
     run.add_argument("--config-path", type=Path, required=True, help="directory of the configuration")
     run.add_argument("--config-name", required=True, help="its file name, with or without .yaml")
     return parser.parse_args(arguments)
@@ -132,7 +132,7 @@ def _run(run: _Run) -> None:
     has_tasks = bool(evaluation.lm_eval.tasks) and run.world.is_main
     tasks: harness.Tasks | None = None
     if has_tasks and any(run.missing_tasks(checkpoint) for checkpoint in run.checkpoints()):
-        # Before anything is computed: a task that is not there would be told of after hours.
+        # Before anything is computed: a missing task would otherwise be reported after hours.
         tasks = harness.Tasks(evaluation.lm_eval)
     checkpoints = _measure_perplexity(run, evaluation.perplexity) if evaluation.perplexity.enabled else None
     if not has_tasks:
@@ -157,7 +157,7 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
     settings = read_heldout_settings(run.flat, perplexity)
     layout = evaluation_layout(settings, run.world.size)
     prepare_environment(settings, os.environ)
-    # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
+    # Importing torch and megatron-core takes seconds: report a mistake in the configuration before.
     with needless.no_garbage():
         from slipway.trainer import cpu_shim
         from slipway.trainer.distributed import broadcast_from_rank0, make_rank_context, process_group
@@ -245,7 +245,7 @@ def _measure_all(
 
 
 def _conditions(settings: Settings, perplexity: Perplexity, windows: int) -> dict[str, Any]:
-    """Return what the held-out loss depends on besides the weights."""
+    """Return the settings, besides the weights, that determine the held-out loss."""
     blend = settings.data.heldout
     files = identity.identify(identity.input_files(blend.prefixes, {})) if blend else ()
     return {
@@ -266,7 +266,7 @@ def _conditions(settings: Settings, perplexity: Perplexity, windows: int) -> dic
 
 def _line(checkpoint: Checkpoint, values: dict[str, Any]) -> str:
     perplexity = values["perplexity"]
-    told = (
+    shown = (
         "not finite"
         if perplexity is None
         else f"{perplexity:.2f}"
@@ -274,7 +274,7 @@ def _line(checkpoint: Checkpoint, values: dict[str, Any]) -> str:
         else f"{perplexity:.2e}"
     )
     return (
-        f"step {checkpoint.marker.step} | held-out loss {values['loss']:.4f} | perplexity {told} | "
+        f"step {checkpoint.marker.step} | held-out loss {values['loss']:.4f} | perplexity {shown} | "
         f"{values['tokens']:,} tokens"
     )
 

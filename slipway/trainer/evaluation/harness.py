@@ -129,7 +129,7 @@ class Tasks:
 
 
 def conditions(harness: LmEval, task: str, model: Path) -> dict[str, Any]:
-    """Return what the metrics of a task depend on besides the weights."""
+    """Return the settings, besides the weights, that determine the metrics of a task."""
     found: dict[str, Any] = {
         "num_fewshot": harness.num_fewshot,
         "limit": harness.limit,

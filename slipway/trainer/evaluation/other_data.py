@@ -24,7 +24,7 @@ def differences(marker: Marker, settings: Settings, perplexity: Perplexity) -> I
     settings
         The evaluation's.
     perplexity
-        What was asked for.
+        The requested evaluation.
     """
     trained_on, blend = identity.from_json(marker.data), settings.data.heldout
     is_own = perplexity.data_prefix is None
@@ -32,7 +32,7 @@ def differences(marker: Marker, settings: Settings, perplexity: Perplexity) -> I
     yield from map(str, identity.differences(trained_on, now))
     if not is_own:
         return
-    # The training's identity is without the data of a split `test` that has some of its own.
+    # The training's identity is without the data of a split `test` that has its own files.
     if trained_on and (perplexity.split != "test" or settings.data.splits is not None):
         yield from (f"{name}: the training had no such data" for name in identity.renamed(trained_on, now)[1])
     try:

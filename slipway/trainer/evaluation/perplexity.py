@@ -64,7 +64,7 @@ class HeldOutEvaluation:
     rank_context
         This process.
     perplexity
-        What was asked for.
+        The requested evaluation.
     """
 
     def __init__(self, settings: Settings, rank_context: RankContext, perplexity: Perplexity) -> None:

@@ -109,7 +109,7 @@ class Results:
         }
 
     def _read(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Return the result of a checkpoint; empty if there is none, or that of other weights."""
+        """Return the result of a checkpoint; empty if it is missing, or of other weights."""
         path = self.path(checkpoint.marker.step)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -141,7 +141,7 @@ class Results:
 
 
 def weights_digest(checkpoint: Checkpoint) -> str:
-    """Return what tells the weights of two checkpoints apart, from the checksums in the marker."""
+    """Return a digest that identifies the weights, from the checksums in the marker."""
     marker = checkpoint.marker
     return text_checksum(json.dumps([marker.training, marker.serial, marker.step, marker.checksums]))
 

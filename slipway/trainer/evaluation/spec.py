@@ -85,7 +85,7 @@ class Evaluation(sections.Evaluation):
 
     @property
     def follows(self) -> bool:
-        """Return whether all checkpoints without a result are measured, whatever `step` says."""
+        """Return whether all checkpoints without a result are measured, regardless of `step`."""
         return self.every is not None
 
     def model_directory(self, step: int) -> Path:
@@ -144,7 +144,7 @@ def read_evaluation(node: Mapping[str, Any]) -> Evaluation:
     Raises
     ------
     UserError
-        Naming the key, its value and what is valid.
+        Naming the key, its value and the valid ones.
     """
     node = {name: value for name, value in node.items() if name != "run"}
     evaluation = sections.load(Evaluation, node, _NODE)
@@ -178,7 +178,7 @@ def read_heldout_settings(flat: Mapping[str, Any], perplexity: Perplexity) -> Se
 
 
 def evaluation_layout(settings: Settings, world: int) -> Layout:
-    """Divide `world` processes; batches are padded to what they take, so that any number fits.
+    """Divide `world` processes; batches are padded for them, so that any number fits.
 
     Raises
     ------

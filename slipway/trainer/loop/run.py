@@ -94,12 +94,12 @@ def _time_reductions(model: Model, phases: PhaseTimer) -> None:
 class Loop:
     """The steps of a training, and the validations and saves between them.
 
-    All ranks validate, save and stop after the same step. What one rank alone knows (a signal reached it, its
+    All ranks validate, save and stop after the same step. The events of one rank (a signal reached it, its
     time is over, its part of a checkpoint is written) are its flags. A step reduces them over all ranks
     together with the loss, before the optimizer: they cost no collective, and come a step late. So
-    `Stopping.agree` takes over the flags of the step just taken, and `Stopping.known` says what they amount
-    to without waiting. Validations and saves wait for all ranks anyway: after one, `Stopping.agreed` asks the
-    ranks anew, so that what came meanwhile is answered at once, and the save just made is the last one.
+    `Stopping.agree` takes over the flags of the step just taken, and `Stopping.known` returns the result
+    without waiting. Validations and saves wait for all ranks anyway: after one, `Stopping.agreed` asks the
+    ranks anew, so that a signal that came meanwhile is answered at once, and the save just made is the last.
     """
 
     def __init__(self, session: Session, stopping: Stopping, saver: Saver) -> None:
@@ -183,7 +183,7 @@ class Loop:
         return agreed
 
     def _finish_step(self, flags: list[bool], stop_after: int | None) -> str | None:
-        """Do what is due after a step that returned `flags`; return why the training ends here, or None."""
+        """Validate and save as due after a step that returned `flags`; return why training ends, or None."""
         settings, step = self._settings, self._progress.step
         if self._profiler.is_last(step - 1):
             with self._clock.paused():

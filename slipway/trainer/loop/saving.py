@@ -49,7 +49,7 @@ class Saver:
         self._pending: AsyncSave | None = None
         self._tidying: threading.Thread | None = None
         self._began, self._saved = 0.0, -1
-        # Only those of earlier launches, and only until this one has a checkpoint of its own.
+        # Only those of earlier launches, and only until this one has saved a checkpoint.
         self._leftovers = store.leftovers(self._saving.directory) if session.rank_context.is_main else []
 
     def is_due(self) -> bool:
@@ -81,7 +81,7 @@ class Saver:
             self.settle()
 
     def end(self, loss: float, validated: float | None) -> None:
-        """Save after the last step, unless :meth:`step` just did, and complete what was begun."""
+        """Save after the last step, unless :meth:`step` just did, and complete the pending save."""
         if self._saved != self._session.progress.step:
             self._save(loss, validated, background=False)
         self.settle()
@@ -107,8 +107,8 @@ class Saver:
             checkpoint.marker.step, checkpoint.path, time.perf_counter() - self._began
         )
         if self._session.rank_context.is_main:
-            # Beside the training: removing a large checkpoint takes long, and all ranks would wait for it. A
-            # daemon, so that it keeps no process from ending: what is not removed is hidden.
+            # In the background: removing a large checkpoint takes long, and all ranks would wait for it. A
+            # daemon keeps no process from ending; a checkpoint that is not yet removed is hidden.
             self._tidying = threading.Thread(
                 target=self._tidy, args=(checkpoint,), name="retention", daemon=True
             )

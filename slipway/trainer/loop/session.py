@@ -105,13 +105,13 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
         data_identity=broadcast_from_rank0(lambda: _data_identity(settings)),
     )
     _begin(session)
-    # After a checkpoint has told which files were exchanged.
+    # After the comparison with a checkpoint, which names the files that were exchanged.
     broadcast_from_rank0(lambda: tokenized.check(settings.data, indices))
     return session
 
 
 def report_heldout(session: Session) -> None:
-    """Tell the entropy of the held-out tokens; mock tokens have no meaning to compare with."""
+    """Report the entropy of the held-out tokens; mock tokens have no meaning to compare with."""
     if session.heldout is None or session.settings.data.kind == "mock" or not session.rank_context.is_main:
         return
     heldout = session.heldout
@@ -198,7 +198,7 @@ def _resume(session: Session) -> None:
 
 
 def _choose(session: Session) -> Choice | None:
-    """Return the checkpoint to start from, whose files are what they were when they were written."""
+    """Return the checkpoint to start from, whose files are verified."""
     chooser = Chooser(session.settings.saving, session.settings.resume, session.reporter.damaged)
     while True:
         choice = broadcast_from_rank0(chooser.choose)

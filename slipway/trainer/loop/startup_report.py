@@ -121,7 +121,7 @@ def _data(session: Session) -> list[str]:
     if session.heldout and isinstance(heldout, IndexedSource | BlendedSource):
         lines.append(
             f"held out: {heldout.tokens:,} tokens in {heldout.documents:,} documents, "
-            f"of which {session.heldout.windows:,} windows are evaluated"
+            f"{session.heldout.windows:,} windows of them are evaluated"
         )
     if session.settings.data.splits is None:
         lines.append("data sets are named for each split and taken whole, not by model.data.splits_string")
@@ -191,8 +191,7 @@ def _notes(session: Session) -> list[str]:
         notes.append(f"note: resume.lr_scale={settings.resume.lr_scale:g}: it multiplies each learning rate")
     if settings.resume.data_generation:
         notes.append(
-            f"note: resume.data_generation={settings.resume.data_generation}: "
-            "the data have an order of their own"
+            f"note: resume.data_generation={settings.resume.data_generation}: the data have another order"
         )
     if session.resumed_from:
         notes.append(f"resuming from {session.resumed_from} at step {session.progress.step}")

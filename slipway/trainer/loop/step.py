@@ -18,11 +18,11 @@ from slipway.trainer.model.model import Model
 
 
 def train_losses(settings: Settings, model: Model, batches: Iterator[MicroBatch], micro_batches: int) -> Any:
-    """Accumulate the gradients of a global batch into the model; return what this rank knows of its loss.
+    """Accumulate the gradients of a global batch into the model; return this rank's part of its loss.
 
     Every unmasked token of the global batch weighs the same. Where micro batches have unequal numbers of them
     (``model.data.eod_mask_loss``), megatron-core divides the gradients by their number in the global batch.
-    Elsewhere the mean of the micro batches' means is the same, and is what NeMo computes.
+    Elsewhere the mean of the micro batches' means is the same, and NeMo computes that.
 
     Returns
     -------
@@ -41,20 +41,20 @@ def train_losses(settings: Settings, model: Model, batches: Iterator[MicroBatch]
 
 
 class StepReduction:
-    """The one reduction of a step over all ranks: its loss, and what ranks tell each other besides.
+    """The one reduction of a step over all ranks: its loss, the ranks' flags and numbers.
 
     It is launched between the backward pass and the optimizer, which waits for the norm of the gradient in
-    any case: after that the values are on the host, and nobody waits for the device again.
+    any case: after that the values are on the host, and need no second wait for the device.
 
     Parameters
     ----------
     loss
         What `train_losses` returned.
     flags
-        What this rank tells the others.
+        The flags of this rank.
     values
-        Numbers of this rank, as many on each, that all ranks get from all: a sum in which each rank has a
-        place of its own.
+        Numbers of this rank, as many on each, that all ranks get from all: a sum in which each rank has its
+        own place.
     """
 
     def __init__(self, loss: Any, flags: Sequence[bool] = (), values: Sequence[float] = ()) -> None:

@@ -13,7 +13,7 @@ from slipway.trainer.distributed import RankContext
 from slipway.trainer.signals import STOP_SIGNALS, StopSignals
 
 MAX_TIME = "max_time"
-# In the order of their urgency: where ranks were asked different things, the last one is told.
+# In the order of their urgency: where the ranks' reasons differ, the last one is reported.
 REASONS = (MAX_TIME, *(number.name for number in STOP_SIGNALS))
 
 
@@ -27,7 +27,7 @@ class Stopping:
     rank_context
         This process.
     signals
-        What this process was asked.
+        The signals of this process.
     started
         ``time.monotonic()`` when this process began.
     """
@@ -50,7 +50,7 @@ class Stopping:
     def agreed(self) -> str | None:
         """Return why to stop, one of :data:`REASONS`, or None; every rank calls this and gets the same.
 
-        What was agreed upon once stays so, and costs nothing to ask again.
+        The first answer is final, and later calls cost nothing.
         """
         self._agreed = self._agreed or self._highest(self._asked())
         return self.known
@@ -66,7 +66,7 @@ class Stopping:
         return [asked == number for number, _ in enumerate(REASONS, start=1)]
 
     def agree(self, flags: Sequence[bool]) -> None:
-        """Take over what the ranks were asked, each reason that any of them has; on all ranks alike."""
+        """Take over the reasons to stop that any rank has; `flags` are the same on all ranks."""
         highest = max((number for number, flag in enumerate(flags, start=1) if flag), default=0)
         self._agreed = self._agreed or highest
 

@@ -113,7 +113,7 @@ def evaluate(
     model
         The model, whose weights are gathered.
     heldout
-        What is evaluated.
+        The held-out data.
     is_stopped
         Called before each batch, with the same answer on all ranks.
 

@@ -188,7 +188,7 @@ def _ahead(length: int, device: Any) -> Any:
 
 
 def added_mask(forbidden: Any, dtype: Any) -> Any:
-    """Return what is added to the scores: 0, and a low number where `forbidden` is True.
+    """Return the addend of the scores: 0, and a low number where `forbidden` is True.
 
     PyTorch makes such a mask of a boolean one in every call, and keeps it for the backward pass: made once,
     it is kept once for all layers. The number is finite, so that a row of padding, where all is forbidden,
@@ -222,7 +222,7 @@ def repeat_groups(x: Any, heads: int) -> Any:
 
 
 def _with_bias(mask: Any, bias: Any, dtype: Any) -> Any:
-    """Return what is added to the scores for a boolean mask, an `added_mask`, or a bias; None for neither."""
+    """Return the addend of the scores for a boolean mask, an `added_mask`, or a bias; None for neither."""
     if mask is None:
         return None if bias is None else bias.to(dtype)
     if mask.dtype == torch.bool:
@@ -237,7 +237,7 @@ def _lowest(dtype: Any) -> float:
 def gather_tokens(x: Any, group: Any) -> Any:
     """Return ``[t, ...]``, all tokens in their order, from this rank's ``[t / ranks, ...]``.
 
-    Context parallelism for an attention that has none: each rank gathers the keys and values of all, as in
+    Context parallelism for an attention without it: each rank gathers the keys and values of all, as in
     the training of Llama 3 (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2). The keys of grouped
     queries are few, and any mask is possible. A rank's tokens are two chunks of the sequence, one from either
     end, so that all ranks have as much causal attention to compute. The gradient is the sum of the ranks'.

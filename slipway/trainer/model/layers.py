@@ -38,8 +38,8 @@ def stack_layers(
     Parameters
     ----------
     seed
-        What the layers' weights are drawn from; the parts of a T5 need seeds of their own, or their layers
-        would start alike.
+        The seed of the layers' weights; the parts of a T5 need different seeds, or their layers would
+        start alike.
     part
         Which stack it is: a GPT's, or a T5's encoder or decoder.
     virtual_stage
@@ -128,7 +128,7 @@ class ZeroCenteredLayerNorm(torch.nn.Module):  # type: ignore[misc]
 
 
 def _mark(module: Any, config: Any) -> None:
-    # Each rank sees its own tokens under sequence parallelism: megatron-core adds up the gradients of what is
-    # marked so.
+    # Each rank sees its own tokens under sequence parallelism: megatron-core adds up the gradients of
+    # parameters that are marked so.
     for parameter in module.parameters():
         parameter.sequence_parallel = config is not None and config.sequence_parallel

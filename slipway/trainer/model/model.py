@@ -62,7 +62,7 @@ class Model:
         return any(chunk.use_forward_hook for chunk in self.chunks)
 
     def gather(self) -> None:
-        """Gather what the last step made of the weights now; every rank calls this."""
+        """Gather the weights that the last step updated; every rank calls this."""
         if self.gathers_late:
             for chunk in self.chunks:
                 chunk.start_param_sync(force_sync=True)
@@ -71,7 +71,7 @@ class Model:
     def gathered(self) -> Iterator[None]:
         """Gather the weights now, and let forward passes inside use them as they are; every rank calls this.
 
-        Hooks that gather would have collectives of their own in a validation, which one rank may leave early.
+        Hooks that gather would add collectives to a validation, which one rank may leave early.
         """
         if not self.gathers_late:
             yield

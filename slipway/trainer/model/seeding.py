@@ -20,7 +20,7 @@ def seed_weights(seed: int) -> None:
 
 
 def seed_training(seed: int) -> None:
-    """Draw from here on what a training draws: dropout, other on each pipeline stage.
+    """Seed the random numbers of a training: dropout, different on each pipeline stage.
 
     It must not depend on how many numbers the initial weights took.
     """

@@ -22,7 +22,7 @@ def t5_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) ->
     """Build a T5, which is all of it on every pipeline stage: there is but one.
 
     The stacks have one embedding, with the decoder's initialization and dropout. As megatron-core has it, a
-    tied output has a bias, but for ``model.tokens_head_bias=False``, and an untied one has none.
+    tied output has a bias, but for ``model.tokens_head_bias=False``, and an untied one does not.
 
     Returns
     -------

@@ -71,8 +71,8 @@ class Optimizer:
 def _keep_padding(optimizer: DistributedOptimizer) -> None:
     """Have the states of several buckets saved with the padding between them.
 
-    megatron-core 0.16.1 leaves it out of what it gathers for ``fully_reshardable``, and then cuts the
-    parameters out at their places with the padding: those of the second bucket on are saved with others'
+    megatron-core 0.16.1 does not gather it for ``fully_reshardable``, and then cuts the parameters out
+    at their places with the padding: those of the second bucket on are saved with others'
     values, in silence (distrib_optimizer.py, `sharded_param_state_fully_reshardable`).
     """
     gather = optimizer.get_parameter_state_dp_zero

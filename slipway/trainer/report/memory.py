@@ -16,8 +16,8 @@ FIELDS = (ALLOCATED, RESERVED, RETRIES)
 def memory_usage(device: Any) -> list[float]:
     """Return `FIELDS` of this rank, without waiting for its device.
 
-    On a GPU, the most bytes that tensors took and that PyTorch's allocator held, and how often it gave back
-    what it kept to find room. On a CPU, the resident bytes twice, and 0.
+    On a GPU, the most bytes that tensors took and that PyTorch's allocator held, and how often it freed its
+    cache to find room. On a CPU, the resident bytes twice, and 0.
     """
     used = used_bytes(device)
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""From which commit the trainer's code came, as far as that can be told, and which packages it ran with."""
+"""The commit that the trainer's code came from, if it is known, and the packages it ran with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 CODE = Path(__file__).resolve().parents[2]
 FILE_NAME = "git-info.log"
-# What the launcher writes beside code/, the copy of the trainer that a launch runs.
+# The launcher writes it next to code/, the copy of the trainer that a launch runs.
 _MANIFEST = "launcher.json"
 _PATIENCE = 30.0
 PACKAGES_NAME = "packages.json"
@@ -27,13 +27,13 @@ def write_git_info(log_dir: Path, code: Path = CODE) -> None:
 
 
 def write_packages(log_dir: Path) -> None:
-    """Write the versions of what this process runs with, as one object."""
+    """Write the versions of this process's packages, as one object."""
     (log_dir / PACKAGES_NAME).write_text(json.dumps(packages(), indent=2) + "\n", encoding="utf-8")
 
 
 def packages(*others: str) -> dict[str, str]:
-    """Return the versions of what this process runs with, and of other packages that are installed."""
-    # Imported late: that it is missing is told by those who look for it first.
+    """Return the versions of this process's packages, and of `others` that are installed."""
+    # Imported late: callers report a missing torch first.
     import torch
 
     # Unlike the metadata of a wheel from PyPI, torch itself names its build: 2.13.0+cu130.

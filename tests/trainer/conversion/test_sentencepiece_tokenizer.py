@@ -165,7 +165,7 @@ def test_sentinels_of_a_t5_are_tokens_behind_the_models(tmp_path: Path) -> None:
     [
         ({"model_type": "word"}, "model_type=word, which no tokenizer.json expresses"),
         ({**BPE, "user_defined_symbols": ["  "]}, r"'.*' is \[.*\], and \[.*\] in the training"),
-        ({**BPE, "normalization_rule_tsv": "rules.tsv"}, "normalization_rule_tsv of its own"),
+        ({**BPE, "normalization_rule_tsv": "rules.tsv"}, "user-defined normalization_rule_tsv"),
     ],
 )
 def test_what_cannot_be_expressed_is_refused(

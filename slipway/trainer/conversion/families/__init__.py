@@ -1,6 +1,6 @@
 """The families of Hugging Face's models: each is a module, and a name in `FAMILIES`.
 
-What a model computes with and no file of Hugging Face's can say is refused by the key that says it.
+A model with a setting that Hugging Face's files cannot express is refused, naming the setting's key.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_
 
 
 def family_of(decoder: Architecture, encoder: Architecture | None) -> Family:
-    """Return the family whose models compute what a decoder and an encoder do.
+    """Return the family whose models compute the same as a decoder and an encoder.
 
     Raises
     ------
     UserError
-        Naming the key that the nearest family lacks, and what would have been valid.
+        Naming the key that the nearest family does not have, and the valid values.
     """
     candidates = [
         family for family in FAMILIES.values() if family.is_encoder_decoder == (encoder is not None)
@@ -54,7 +54,7 @@ def check_trained(decoder: Architecture, encoder: Architecture | None) -> None:
 
 
 def rows_of(description: Description) -> Iterator[Row]:
-    """Yield the rows of a model; raise UserError naming the key that Hugging Face's models lack."""
+    """Yield the rows of a model; raise UserError naming a key that Hugging Face's models do not have."""
     yield from family_of(description.decoder, description.encoder).rows(description)
 
 
@@ -66,12 +66,12 @@ def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
     config
         The content of ``config.json``.
     has_head
-        Whether the head's weights are beside the embedding's.
+        Whether the head has weights in addition to the embedding's.
 
     Raises
     ------
     UserError
-        If it is of another family, or our models lack one of its options.
+        If it is of another family, or has an option that our models do not.
     """
     name = str(config.get("model_type"))
     if name not in FAMILIES:
@@ -91,7 +91,7 @@ def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
 
 
 def _token(config: Mapping[str, Any], key: str) -> int | None:
-    """Return the id of a token, if there is one; the first Llamas' padding is -1, which is none."""
+    """Return the id of a token, if there is one; the first Llamas' -1 means no padding."""
     return None if config.get(key) == -1 else next(iter(token_ids(config, key)), None)
 
 

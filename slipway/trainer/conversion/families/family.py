@@ -82,7 +82,7 @@ class Family:
         Raises
         ------
         UserError
-            If our models lack one of its options.
+            If it has an option that our models do not.
         """
         fields = {name: value for name, value in self.fields.items() if not callable(value)}
         for option in self.options:
@@ -115,7 +115,7 @@ _NO_ROPE = Rope(interleaved=False, interpolation=None, scaling=None, fusion=Fals
 
 
 def _architecture(**fields: Any) -> Architecture:
-    """Return an architecture; what a file of Hugging Face's does not say is a training's affair."""
+    """Return an architecture; fields that Hugging Face's files do not have concern trainings alone."""
     heads = fields["num_attention_heads"]
     groups = heads / fields.get("num_query_groups", heads)
     if not float(groups).is_integer() or ("kv_channels" not in fields and fields["hidden_size"] % heads):

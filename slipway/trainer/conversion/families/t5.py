@@ -89,7 +89,7 @@ class _T5(Family):
         if bool(scaled) == has_head:
             raise UserError(
                 f"{CONFIG}: scale_decoder_outputs={scaled} with "
-                f"{'a head of its own' if has_head else 'a tied head'}: expected the first T5's, or T5 1.1's"
+                f"{'an untied head' if has_head else 'a tied head'}: expected the first T5's, or T5 1.1's"
             )
         encoder, _ = super().read(config, has_head)
         default = {_DECODER_LAYERS.key: encoder.num_layers}
