@@ -123,13 +123,13 @@ class _TorchOnCpu(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("torch")
         for name in _FACTORIES:
-            setattr(self, name, _on_cpu(getattr(torch, name)))
+            setattr(self, name, _make_on_cpu(getattr(torch, name)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
 
-def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+def _make_on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
     def create(*args: Any, **kwargs: Any) -> Any:
         if str(kwargs.get("device")).startswith("cuda"):
             kwargs["device"] = "cpu"

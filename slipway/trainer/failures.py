@@ -118,7 +118,7 @@ def find_cause(log_dir: Path, world: World, peers: Peers) -> Failure | None:
         if cause is not None:
             return cause
         if gone:
-            return _gone_without_a_word(log_dir, gone[0])
+            return _record_vanished(log_dir, gone[0])
         if time.monotonic() > deadline:
             return None
         time.sleep(_POLL_SECONDS)
@@ -140,7 +140,7 @@ def _first_line(error: BaseException) -> str:
     return f"{kind}: {text.splitlines()[0]}" if text else kind
 
 
-def _gone_without_a_word(log_dir: Path, rank: int) -> Failure:
+def _record_vanished(log_dir: Path, rank: int) -> Failure:
     killed = "its process is gone without a word: killed by a signal, or for want of memory"
     failure = Failure(time.time(), rank, socket.gethostname(), killed)
     failure.write(log_dir)

@@ -171,11 +171,11 @@ def _tokens(
         read += len(new)
         context.sequence_len_offset = read
         context.enable_decode_mode()
-        new = [_drawn(logits[0, -1, : description.vocabulary.size].float().cpu(), request, generator)]
+        new = [_draw(logits[0, -1, : description.vocabulary.size].float().cpu(), request, generator)]
         yield new[0]
 
 
-def _drawn(logits: Any, request: Request, generator: Any) -> int:
+def _draw(logits: Any, request: Request, generator: Any) -> int:
     """Return a token by its logits ``[vocabulary]``."""
     if not logits.isfinite().all():
         raise UserError("the model's logits are not finite: the training of this checkpoint diverged")

@@ -85,7 +85,7 @@ def record_failure(log_dir: Path | None, world: World, error: Exception, peers: 
         print(text, file=sys.stderr, flush=True)
         return
     _append(log_dir, [rank_log_name(world)], text)
-    line = _of_another(log_dir, world, error, peers)
+    line = _describe_other(log_dir, world, error, peers)
     if line is None:
         print(text, file=sys.stderr, flush=True)
         _append(log_dir, [ERROR_LOG], text)
@@ -97,7 +97,7 @@ def record_failure(log_dir: Path | None, world: World, error: Exception, peers: 
         _append(log_dir, [rank_log_name(world)], f"{name}: {line}\n")
 
 
-def _of_another(log_dir: Path, world: World, error: Exception, peers: failures.Peers) -> str | None:
+def _describe_other(log_dir: Path, world: World, error: Exception, peers: failures.Peers) -> str | None:
     """Return the line about another rank's failure; None if this rank's failure has another cause."""
     if world.size > 1 and failures.lost_peer(error):
         return failures.describe(failures.find_cause(log_dir, world, peers), error)

@@ -62,7 +62,7 @@ class StopSignals:
         read, write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(write, False)
         for number in STOP_SIGNALS:
-            signal.signal(number, _nothing)
+            signal.signal(number, _do_nothing)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=_ignore)
         threading.Thread(target=self._watch, args=(read,), name="signals", daemon=True).start()
@@ -111,7 +111,7 @@ class StopSignals:
         os._exit(code)
 
 
-def _nothing(number: int, frame: object) -> None:
+def _do_nothing(number: int, frame: object) -> None:
     """Handle a signal by doing nothing: with a handler, C writes its number into the pipe."""
 
 

@@ -53,7 +53,7 @@ class AsyncSave:
         self._name, self._rank_context = name, rank_context
         self._unfinished = broadcast_from_rank0(lambda: store.begin(directory, name, parents=False))
         self._failure = f"the checkpoint {self._unfinished} cannot be written"
-        with self._as_exception():
+        with self._raise_as_exception():
             self._request = strategy.begin(state, self._unfinished)
         self._error: str | None = None
         self._sizes: dict[str, int] = {}
@@ -83,7 +83,7 @@ class AsyncSave:
         """
         if self._thread is not None:
             self._thread.join()
-        with self._as_exception():
+        with self._raise_as_exception():
             for finalize in self._request.finalize_fns:
                 finalize()
         files, checksums = self._files()
@@ -126,7 +126,7 @@ class AsyncSave:
         return sizes, checksums
 
     @contextlib.contextmanager
-    def _as_exception(self) -> Iterator[None]:
+    def _raise_as_exception(self) -> Iterator[None]:
         """Turn torch's CheckpointException, which is no Exception and would be handled as an interrupt."""
         try:
             yield
@@ -146,14 +146,14 @@ def take_snapshot(buckets: list[Any], copy: bool) -> None:
     """
     # In place, so that megatron-core's writer does not keep the tensors of the device.
     buckets[:] = [
-        (path, name, (objects, [(item, _fetched(tensor, copy)) for item, tensor in tensors]))
+        (path, name, (objects, [(item, _fetch(tensor, copy)) for item, tensor in tensors]))
         for path, name, (objects, tensors) in buckets
     ]
     # Copies from a device may still be under way.
     torch.cuda.synchronize()
 
 
-def _fetched(tensor: Any, copy: bool) -> Any:
+def _fetch(tensor: Any, copy: bool) -> Any:
     if tensor.is_cpu:
         return tensor.clone() if copy else tensor
     return tensor.to("cpu", non_blocking=True)

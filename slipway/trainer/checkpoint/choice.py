@@ -72,7 +72,7 @@ class Chooser:
             if the one to start from is another user's.
         """
         checkpoint, torn = store.newest(self._saving.directory, self._damaged)
-        choice = self._intended(checkpoint)
+        choice = self._choose_intended(checkpoint)
         if choice:
             directory = self._saving.directory if self._saving.enabled else None
             check_owners(choice.checkpoint.path, directory, self._resume.trust_owner)
@@ -93,17 +93,17 @@ class Chooser:
         if choice.is_branch:
             raise UserError(
                 f"{_KEY}={self._resume.checkpoint}: {choice.checkpoint.path} is damaged ({reason})"
-                f"{_listed(self._saving.directory, {choice.checkpoint.path})}"
+                f"{_list_complete(self._saving.directory, {choice.checkpoint.path})}"
             )
         self._set_aside(choice.checkpoint.path, reason)
 
-    def _intended(self, newest: Checkpoint | None) -> Choice | None:
+    def _choose_intended(self, newest: Checkpoint | None) -> Choice | None:
         resume = self._resume
         if newest and resume.was_made(newest.marker.resume):
             return Choice(newest, True, False)
         checkpoint = newest
         if resume.checkpoint is not None:
-            checkpoint = _named(resume.checkpoint, self._saving.directory)
+            checkpoint = _open_named(resume.checkpoint, self._saving.directory)
             LOGGER.info("%s=%s: going back to step %d", _KEY, resume.checkpoint, checkpoint.marker.step)
         if checkpoint is None:
             return None
@@ -151,18 +151,18 @@ class Chooser:
         )
 
 
-def _named(name: str, directory: Path) -> Checkpoint:
+def _open_named(name: str, directory: Path) -> Checkpoint:
     path = Path(name) if "/" in name else directory / name
     checkpoint, wrong = store.open_checkpoint(path)
     if checkpoint is None:
         wrong = wrong if path.is_dir() else "there is no such directory"
         raise UserError(
-            f"{_KEY}={name}: {path} is not a complete checkpoint ({wrong}){_listed(directory, (), name)}"
+            f"{_KEY}={name}: {path} is not a complete checkpoint ({wrong}){_list_complete(directory, (), name)}"
         )
     return checkpoint
 
 
-def _listed(directory: Path, without: Collection[Path], name: str = "") -> str:
+def _list_complete(directory: Path, without: Collection[Path], name: str = "") -> str:
     whole = [checkpoint for checkpoint in store.complete(directory) if store.damage(checkpoint) is None]
     names = [checkpoint.path.name for checkpoint in whole if checkpoint.path not in without]
     return f"; complete ones in {directory} are {', '.join(names)}{suggest(name, names)}" if names else ""
@@ -186,12 +186,12 @@ def check_owners(checkpoint: Path, directory: Path | None, trusted: str | None) 
     UserError
         If any of them is somebody else's.
     """
-    untrusted = why_untrusted(checkpoint, {os.geteuid(), 0, *_shown_owner(directory)}, trusted)
+    untrusted = why_untrusted(checkpoint, {os.geteuid(), 0, *_find_shown_owner(directory)}, trusted)
     if untrusted is not None:
         raise UserError(". ".join(untrusted))
 
 
-def _shown_owner(directory: Path | None) -> set[int]:
+def _find_shown_owner(directory: Path | None) -> set[int]:
     if directory is None:
         return set()
     try:

@@ -39,9 +39,9 @@ def shapes_of(description: Description) -> dict[str, Any]:
 def _shapes(
     decoder: Architecture, encoder: Architecture | None, vocabulary: int, precision: str
 ) -> dict[str, Any]:
-    of_encoder = _of_stack(encoder) if encoder else {}
+    of_encoder = _select_shapes(encoder) if encoder else {}
     return {
-        **_of_stack(decoder),
+        **_select_shapes(decoder),
         **{f"encoder_{name}": value for name, value in of_encoder.items()},
         "padded_vocabulary": vocabulary,
         "precision": precision,
@@ -65,7 +65,7 @@ def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> N
         if shape.get(name, value) != value:
             raise UserError(
                 f"the model has {name}={shape[name]}, but the checkpoint {checkpoint.path} has {value}: "
-                f"{_way_out(name, value, layout)}, or train into another exp_manager.explicit_log_dir"
+                f"{_suggest_change(name, value, layout)}, or train into another exp_manager.explicit_log_dir"
             )
 
 
@@ -149,7 +149,7 @@ def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
         return
     if form != DP_RESHARDABLE:
         raise UserError(other_buckets(choice.checkpoint))
-    others = _other_sizes(choice.checkpoint, layout).items()
+    others = _find_other_sizes(choice.checkpoint, layout).items()
     # Other context-parallel ranks load the same shards.
     if sizes := [f"model.{name}={old}, now {new}" for name, (old, new) in others if name != _CONTEXT]:
         raise UserError(
@@ -208,10 +208,10 @@ def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> 
 
 def is_laid_out_as(checkpoint: Checkpoint, layout: Layout) -> bool:
     """Return whether a checkpoint was written with the same model layout, so that dropout continues."""
-    return not _other_sizes(checkpoint, layout)
+    return not _find_other_sizes(checkpoint, layout)
 
 
-def _other_sizes(checkpoint: Checkpoint, layout: Layout) -> dict[str, tuple[int, int]]:
+def _find_other_sizes(checkpoint: Checkpoint, layout: Layout) -> dict[str, tuple[int, int]]:
     """Return the parallel sizes that differ, the checkpoint's before the training's."""
     saved = checkpoint.marker
     sizes = {
@@ -230,11 +230,11 @@ def _reshard(path: Path) -> str:
     )
 
 
-def _of_stack(architecture: Architecture) -> dict[str, Any]:
+def _select_shapes(architecture: Architecture) -> dict[str, Any]:
     return {name: value for name, value in asdict(architecture).items() if ROWS[name].decides == "shapes"}
 
 
-def _way_out(name: str, value: Any, layout: Layout) -> str:
+def _suggest_change(name: str, value: Any, layout: Layout) -> str:
     # The padding takes part in the softmax, so that another one is another model.
     if name == "padded_vocabulary" and value % layout.tensor == 0:
         return f"model.make_vocab_size_divisible_by={value // layout.tensor} keeps it"

@@ -59,7 +59,7 @@ def load(
     state.load_weights(checkpoint.path, model)
     saved = checkpoint.marker.architecture["padded_vocabulary"]
     if saved != description.padded_vocabulary:
-        _pad(model, _described(checkpoint, description).vocabulary.size)
+        _pad(model, _read_description(checkpoint, description).vocabulary.size)
     optimizer.reload_model_params()
     if rank_context.is_main:
         LOGGER.info("starting from the weights of %s, at step 0 with a fresh optimizer", checkpoint.path)
@@ -72,7 +72,7 @@ def _find(path: Path, settings: Settings, description: Description) -> Checkpoin
     except UserError as error:
         raise UserError(f"{KEY}={path}: {error}") from None
     check_owners(checkpoint.path, None, settings.resume.trust_owner)
-    saved = _described(checkpoint, description)
+    saved = _read_description(checkpoint, description)
     compatible.check_shapes(f"{KEY}={path}: the checkpoint", checkpoint, description)
     tokens, words = saved.vocabulary.size, description.vocabulary
     if not words.size <= tokens <= description.padded_vocabulary:
@@ -86,7 +86,7 @@ def _find(path: Path, settings: Settings, description: Description) -> Checkpoin
     return checkpoint
 
 
-def _described(checkpoint: Checkpoint, default: Description) -> Description:
+def _read_description(checkpoint: Checkpoint, default: Description) -> Description:
     """Return the description of a checkpoint's model, or `default` for a checkpoint of an earlier version."""
     content = checkpoint.marker.model
     return description_from_json(content, str(checkpoint.path)) if content else default

@@ -45,7 +45,7 @@ class Lock:
             if error.errno not in _NOT_THERE:
                 # POSIX lets a system say either of two numbers.
                 taken = error.errno in (errno.EACCES, errno.EAGAIN)
-                message = _taken(directory, self._file) if taken else f"{directory}: {error.strerror}"
+                message = _explain_taken(directory, self._file) if taken else f"{directory}: {error.strerror}"
                 self._file.close()
                 raise UserError(message) from None
             LOGGER.warning(
@@ -110,15 +110,15 @@ def _is_at(path: Path, held: int) -> bool:
         raise
 
 
-def _taken(directory: Path, file: IO[str]) -> str:
+def _explain_taken(directory: Path, file: IO[str]) -> str:
     return (
-        f"another training writes its checkpoints into {directory}: {_holder_in(file)}. Wait until it has "
+        f"another training writes its checkpoints into {directory}: {_read_holder(file)}. Wait until it has "
         "ended (training.run.dependency=singleton has the scheduler wait), train under another "
         "training.run.name, or write none: exp_manager.create_checkpoint_callback=False"
     )
 
 
-def _holder_in(file: IO[str]) -> str:
+def _read_holder(file: IO[str]) -> str:
     try:
         file.seek(0)
         holder = json.loads(file.read())

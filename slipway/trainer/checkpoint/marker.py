@@ -90,7 +90,7 @@ class Marker:
         """Write the marker into a checkpoint's directory and have it on disk."""
         # YAML has dates, too.
         text = json.dumps(asdict(self), indent=1, default=str).removesuffix("\n}")
-        write_atomic(checkpoint / MARKER, f"{text}{_OWN_CHECKSUM}{_quoted(text)}")
+        write_atomic(checkpoint / MARKER, f"{text}{_OWN_CHECKSUM}{_format_checksum(text)}")
 
 
 def read_marker(checkpoint: Path) -> Marker | None:
@@ -128,13 +128,13 @@ def parse_marker(content: bytes) -> tuple[Marker | None, str | None]:
         marker = Marker(**{**_EARLIER, **{name: values[name] for name in _NAMES if name in values}})
     except (ValueError, TypeError, RecursionError):
         return None, f"{MARKER} cannot be read"
-    is_intact = own == _quoted(body) if mark else not marker.checksums
+    is_intact = own == _format_checksum(body) if mark else not marker.checksums
     if not is_intact or not _is_well_formed(marker):
         return None, f"{MARKER} is not as it was written"
     return marker, None
 
 
-def _quoted(text: str) -> str:
+def _format_checksum(text: str) -> str:
     return f'"{text_checksum(text)}"\n}}\n'
 
 

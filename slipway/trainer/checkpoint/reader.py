@@ -98,12 +98,12 @@ def verify(checkpoint: Checkpoint, rank_context: RankContext) -> str | None:
     sizes = {name: size for name, size in checkpoint.marker.files.items() if name in expected}
     mine = share(sizes, rank_context.world.rank, rank_context.layout.world)
     findings: list[Any] = [None] * rank_context.layout.world
-    dist.all_gather_object(findings, _first_finding(checkpoint, mine))
+    dist.all_gather_object(findings, _find_first(checkpoint, mine))
     for rank, finding in enumerate(findings):
         if finding is not None:
-            return _confirmed(checkpoint, rank, finding)
+            return _confirm(checkpoint, rank, finding)
     finding = broadcast_from_rank0(lambda: _unreadable(checkpoint.path))
-    return None if finding is None else _confirmed(checkpoint, 0, finding)
+    return None if finding is None else _confirm(checkpoint, 0, finding)
 
 
 @contextlib.contextmanager
@@ -218,12 +218,12 @@ def _is_record(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) or issubclass(kind, enum.Enum)
 
 
-def _confirmed(checkpoint: Checkpoint, rank: int, finding: _Finding) -> str:
+def _confirm(checkpoint: Checkpoint, rank: int, finding: _Finding) -> str:
     """Return the damage that a rank found, if rank 0 finds the same file damaged."""
     if finding.error is not None:
         raise RuntimeError(f"rank {rank} cannot read {checkpoint.path / finding.name}: {finding.error}")
     if rank > 0:
-        seen = broadcast_from_rank0(lambda: _first_finding(checkpoint, [finding.name]))
+        seen = broadcast_from_rank0(lambda: _find_first(checkpoint, [finding.name]))
         if seen is None or seen.damage is None:
             raise RuntimeError(
                 f"rank {rank} finds that {finding.damage} in {checkpoint.path}, and rank 0 does not: "
@@ -232,7 +232,7 @@ def _confirmed(checkpoint: Checkpoint, rank: int, finding: _Finding) -> str:
     return str(finding.damage)
 
 
-def _first_finding(checkpoint: Checkpoint, names: list[str]) -> _Finding | None:
+def _find_first(checkpoint: Checkpoint, names: list[str]) -> _Finding | None:
     for name in names:
         try:
             wrong = mismatch(checkpoint.path, name, checkpoint.marker.checksums[name])

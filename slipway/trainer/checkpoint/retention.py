@@ -17,7 +17,7 @@ from slipway.trainer.logs import LOGGER
 def keep_best(saving: Saving, latest: Checkpoint) -> None:
     """Remove surplus checkpoints after `latest` was saved; log those that cannot be removed."""
     for checkpoint in surplus(complete(saving.directory), latest, saving):
-        foreign = _foreign(checkpoint)
+        foreign = _find_foreign_file(checkpoint)
         if foreign:
             LOGGER.warning("keeping checkpoint %s: its training did not write %s", checkpoint.path, foreign)
             continue
@@ -80,7 +80,7 @@ def _set_aside(path: Path) -> Path | None:
     return hidden
 
 
-def _foreign(checkpoint: Checkpoint) -> str | None:
+def _find_foreign_file(checkpoint: Checkpoint) -> str | None:
     """Return the name of a file in a checkpoint that its training did not write."""
     for directory, _, names in os.walk(checkpoint.path):
         for name in names:

@@ -188,7 +188,7 @@ def set_aside(path: Path) -> Path:
     """
     directory, link = path.parent, path.parent / LATEST
     (directory / DAMAGED).mkdir(exist_ok=True)
-    aside = _free_name(directory / DAMAGED / path.name)
+    aside = _choose_free_name(directory / DAMAGED / path.name)
     path.rename(aside)
     if link.is_symlink() and link.readlink() == Path(path.name):
         link.unlink()
@@ -220,7 +220,7 @@ def sync_part(unfinished: Path, rank: int) -> dict[str, int]:
     sync comes before its last buffer is flushed.
     """
     written = {}
-    for path in _written_by(unfinished, rank):
+    for path in _list_written_by(unfinished, rank):
         sync_path(path)
         written[str(path.relative_to(unfinished))] = path.stat().st_size
     return written
@@ -229,7 +229,7 @@ def sync_part(unfinished: Path, rank: int) -> dict[str, int]:
 def checksum_part(unfinished: Path, rank: int, known: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the checksums of the files that a rank wrote; those that are `known` are not read again."""
     checksums = dict(known or {})
-    for path in _written_by(unfinished, rank):
+    for path in _list_written_by(unfinished, rank):
         name = str(path.relative_to(unfinished))
         if name not in checksums:
             checksums[name] = file_checksum(path)
@@ -248,7 +248,7 @@ def finish(unfinished: Path, name: str, marker: Marker) -> Checkpoint:
     # The marker is on disk before the name is: whoever sees the name sees a complete checkpoint.
     for path in (*(part for part in unfinished.rglob("*") if part.is_dir()), unfinished):
         sync_path(path)
-    path = _free_name(directory / name)
+    path = _choose_free_name(directory / name)
     unfinished.rename(path)
     sync_path(directory)
     point_latest(path)
@@ -311,18 +311,18 @@ def _names(directory: Path) -> list[str]:
         return []
 
 
-def _written_by(unfinished: Path, rank: int) -> Iterator[Path]:
+def _list_written_by(unfinished: Path, rank: int) -> Iterator[Path]:
     # The name before the file: a thousand ranks would ask a file system about each other's files.
-    return (path for path in sorted(unfinished.rglob("*")) if _writer(path) == rank and path.is_file())
+    return (path for path in sorted(unfinished.rglob("*")) if _parse_writer(path) == rank and path.is_file())
 
 
-def _writer(path: Path) -> int:
+def _parse_writer(path: Path) -> int:
     # megatron-core's files of a rank are __<rank>_<number>.distcp; all others are rank 0's.
     match = _RANK.match(path.name)
     return int(match[1]) if match else 0
 
 
-def _free_name(path: Path) -> Path:
+def _choose_free_name(path: Path) -> Path:
     # Lightning's way out when a name is taken; evidence is never overwritten.
     candidate, version = path, 1
     while candidate.exists():

@@ -84,14 +84,14 @@ def _write_here(transforms: Any, _use_msc: bool, _rank: int, buckets: list[Any],
         _, result = answer.get_nowait()
         if isinstance(result, Exception):
             # The error that megatron-core raises on every rank names neither the file nor the first cause.
-            LOGGER.error("cannot write %s: %s", bucket[0], _first_cause(result))
+            LOGGER.error("cannot write %s: %s", bucket[0], _find_first_cause(result))
             results.put(result)
             return
         written[number] = result
     results.put(written)
 
 
-def _first_cause(error: BaseException) -> BaseException:
+def _find_first_cause(error: BaseException) -> BaseException:
     while error.__context__ is not None:
         error = error.__context__
     return error

@@ -79,7 +79,7 @@ class TensorFiles:
     def __init__(self, directory: Path, is_checked: bool = False) -> None:
         self.directory = directory
         self._is_checked = is_checked
-        with _named(directory / INDEX_FILE):
+        with _name_unreadable(directory / INDEX_FILE):
             self._index = read_index(directory / INDEX_FILE)
         self._infos = {
             name: TensorInfo(tuple(entry.size), entry.properties.dtype)
@@ -215,7 +215,9 @@ class TensorFiles:
         return True
 
     def _item_named(self, item: Any) -> contextlib.AbstractContextManager[None]:
-        return _named(f"{self.directory / self._index.storage_data[item].relative_path}: {item.fqn}")
+        return _name_unreadable(
+            f"{self.directory / self._index.storage_data[item].relative_path}: {item.fqn}"
+        )
 
     def _chunk(self, name: str, chunk: Any, entry: Any) -> torch.Tensor:
         key = MetadataIndex(name, chunk.offsets)
@@ -248,7 +250,7 @@ class TensorFiles:
                 raise UserError(f"{self.directory / INDEX_FILE} names a file of another directory: {name}")
             while len(self._files) >= _OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            with _named(self.directory / name):
+            with _name_unreadable(self.directory / name):
                 file = open_regular(inside(self.directory / name), holes=True)
         # The one used last is the last to be closed.
         self._files[name] = file
@@ -368,7 +370,7 @@ class TensorFilesWriter:
 
 
 @contextlib.contextmanager
-def _named(what: object) -> Iterator[None]:
+def _name_unreadable(what: object) -> Iterator[None]:
     """Name the file that the block cannot read; another error of the system is raised as it is."""
     try:
         yield

@@ -42,8 +42,8 @@ def check_keys(flat: Mapping[str, Any]) -> None:
         if status is None:
             problem = misplaced(key, table) or f"unknown key{suggest(key, table)}"
             raise UserError(f"{key}={value!r}: {problem}")
-        if isinstance(status, Refused) and not any(_same(value, allowed) for allowed in status.allowed):
-            valid = " or ".join(_spelled(allowed) for allowed in status.allowed)
+        if isinstance(status, Refused) and not any(_is_same(value, allowed) for allowed in status.allowed):
+            valid = " or ".join(_spell(allowed) for allowed in status.allowed)
             raise UserError(f"{key}={value!r}: {status.reason}; valid here: {valid}")
 
 
@@ -79,12 +79,12 @@ def _is_node(key: str, table: Mapping[str, Status]) -> bool:
     return any(known.startswith(f"{key}.") for known in table)
 
 
-def _same(value: Any, allowed: Any) -> bool:
+def _is_same(value: Any, allowed: Any) -> bool:
     # In Python True == 1: a flag where a number belongs must not pass.
     if isinstance(value, bool) is not isinstance(allowed, bool):
         return False
     return bool(value == allowed)
 
 
-def _spelled(value: Any) -> str:
+def _spell(value: Any) -> str:
     return "null" if value is None else str(value)

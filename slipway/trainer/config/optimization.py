@@ -95,7 +95,7 @@ def read_optimization(values: Values, max_steps: int) -> Optimization:
     if min_lr > lr:
         raise UserError(f"{_SCHED}.min_lr={min_lr:g}: expected at most {_NODE}.lr={lr:g}")
     if optimization.constant_steps and optimization.schedule != "CosineAnnealing":
-        key = next(key for key in _pair("constant") if values.is_set(key))
+        key = next(key for key in _name_keys("constant") if values.is_set(key))
         values.fail(key, f"null or 0: {optimization.schedule} falls until its last step")
     if optimization.decay_all and name == "mcore_distributed_optim":
         # NeMo asks for the key, and then lets megatron-core make the groups.
@@ -107,7 +107,7 @@ def read_optimization(values: Values, max_steps: int) -> Optimization:
     return optimization
 
 
-def _pair(part: str) -> tuple[str, str]:
+def _name_keys(part: str) -> tuple[str, str]:
     return f"{_SCHED}.{part}_steps", f"{_SCHED}.{part}_ratio"
 
 
@@ -116,7 +116,7 @@ def _steps(values: Values, part: str, total: int) -> int:
 
     As in NeMo, both at once are a mistake; neither means 0 steps.
     """
-    steps, ratio = _pair(part)
+    steps, ratio = _name_keys(part)
     if values.is_set(steps) and values.is_set(ratio):
         values.fail(ratio, f"null with {steps}={values.raw(steps)!r}: only one of the two may be set")
     share = values.number(ratio, 0.0, minimum=0.0)

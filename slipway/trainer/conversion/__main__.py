@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         requirements.check(_REQUIRED)
         is_file = options.command == "run"
         return _convert(
-            load_conversion(options.config_path, options.config_name) if is_file else _from_options(options)
+            load_conversion(options.config_path, options.config_name) if is_file else _read_options(options)
         )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -87,7 +87,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _from_options(options: argparse.Namespace) -> Conversion:
+def _read_options(options: argparse.Namespace) -> Conversion:
     node = {name: value for name, value in vars(options).items() if name != "command"}
     return read_conversion({**node, "check": {"enabled": options.check}})
 

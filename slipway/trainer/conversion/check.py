@@ -116,14 +116,14 @@ def compare(
         tokens, origin = _tokens(model_dir, description, text, sequences)
         tokens = tokens.to(rank_context.device)
         ours = load_model(checkpoint, settings, description, rank_context).requires_grad_(True)
-        theirs, dtype = _their_model(model_dir, description)
+        theirs, dtype = _load_theirs(model_dir, description)
         theirs = theirs.to(rank_context.device)
-        losses = {"stored": _computed(theirs, _their_logits, description, tokens)[1]}
+        losses = {"stored": _compute(theirs, _compute_theirs, description, tokens)[1]}
         rounded, rounding = _take_exact_weights(theirs, ours, description)
-        found, losses["ours"] = _computed(ours, _our_logits, description, tokens, backward=True)
-        single, losses["theirs"] = _computed(theirs, _their_logits, description, tokens, backward=True)
+        found, losses["ours"] = _compute(ours, _compute_ours, description, tokens, backward=True)
+        single, losses["theirs"] = _compute(theirs, _compute_theirs, description, tokens, backward=True)
         gradients = _gradients(ours, theirs, description)
-        exact, losses["exact"] = _computed(theirs.double(), _their_logits, description, tokens)
+        exact, losses["exact"] = _compute(theirs.double(), _compute_theirs, description, tokens)
     types = (dtype, "bfloat16" if description.precision == "bf16" else "float32")
     return Report(
         text=origin,
@@ -142,7 +142,7 @@ def compare(
     )
 
 
-def _their_model(model_dir: Path, description: Description) -> tuple[Any, str]:
+def _load_theirs(model_dir: Path, description: Description) -> tuple[Any, str]:
     """Return Hugging Face's model in 32 bits, and the type of the files' weights."""
     import torch
     import transformers
@@ -189,7 +189,7 @@ def _tokens(model_dir: Path, description: Description, text: Path | None, sequen
     return ids[: sequences * length].view(sequences, length), origin
 
 
-def _computed(
+def _compute(
     model: Any, logits_of: Any, description: Description, tokens: Any, backward: bool = False
 ) -> tuple[Any, float]:
     """Return a model's logits ``[sequences, tokens, vocabulary]`` and its loss in nats per token."""
@@ -204,7 +204,7 @@ def _computed(
     return logits.detach(), float(loss)
 
 
-def _our_logits(model: Any, description: Description, tokens: Any) -> tuple[Any, Any]:
+def _compute_ours(model: Any, description: Description, tokens: Any) -> tuple[Any, Any]:
     import torch
 
     inputs, before, targets = _inputs(description, tokens)
@@ -215,7 +215,7 @@ def _our_logits(model: Any, description: Description, tokens: Any) -> tuple[Any,
     return model(input_ids=inputs, position_ids=positions, attention_mask=None), targets
 
 
-def _their_logits(model: Any, description: Description, tokens: Any) -> tuple[Any, Any]:
+def _compute_theirs(model: Any, description: Description, tokens: Any) -> tuple[Any, Any]:
     inputs, before, targets = _inputs(description, tokens)
     decoder = {} if before is None else {"decoder_input_ids": before}
     return model(input_ids=inputs, use_cache=False, **decoder).logits, targets

@@ -118,7 +118,7 @@ class Option(ConfigKey):
                 )
             return {}
         if self.names is not None:
-            value = self._our_name(str(value), self.names)
+            value = self._translate_name(str(value), self.names)
         return {self.field: self.check(self.key, value)}
 
     def write(self, fields: Values) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Option(ConfigKey):
     def _default(self, fields: Values) -> Any:
         return self.default(fields) if callable(self.default) else self.default
 
-    def _our_name(self, value: str, names: Mapping[str, str]) -> str:
+    def _translate_name(self, value: str, names: Mapping[str, str]) -> str:
         known = {theirs: ours for ours, theirs in names.items() if ours != self.unread}
         name = known.get(_SYNONYMS.get(value, value))
         if name is None:

@@ -59,7 +59,7 @@ def convert(conversion: Conversion) -> list[Result]:
             f"huggingface; expected False with conversion.to={conversion.to} of {source_format}"
         )
     if conversion.to == "slipway":
-        return [_imported(conversion, source_format)]
+        return [_import(conversion, source_format)]
     if source_format == "slipway" and conversion.every:
         return _convert_all(conversion)
     if source_format == "slipway":
@@ -108,7 +108,7 @@ def _source_format(conversion: Conversion) -> WeightsFormat:
     return "slipway" if conversion.every else sources.recognise(conversion.source)
 
 
-def _imported(conversion: Conversion, source_format: WeightsFormat) -> Result:
+def _import(conversion: Conversion, source_format: WeightsFormat) -> Result:
     """Make a checkpoint of ours of a Hugging Face directory."""
     if source_format != "huggingface":
         raise UserError(

@@ -81,7 +81,7 @@ def plain_entries(weights: Source, dtype: torch.dtype | None, is_megatron_core: 
         Entry(
             name,
             TensorInfo(info.shape, dtype) if dtype and info.dtype.is_floating_point else info,
-            partial(weights.read, _most_precise(name, infos) if has_masters else name),
+            partial(weights.read, _find_most_precise(name, infos) if has_masters else name),
         )
         for name, info in infos.items()
         if not (is_megatron_core and _is_beside_model(name))
@@ -99,7 +99,7 @@ def note_on_masters(weights: TensorFiles, dtype: torch.dtype | None) -> str | No
     halves = [name for name, info in infos.items() if info.dtype == torch.bfloat16 and not _is_other(name)]
     if dtype != torch.float32 or not halves:
         return None
-    if all(_most_precise(name, infos) != name for name in halves):
+    if all(_find_most_precise(name, infos) != name for name in halves):
         return "the weights are the optimizer's 32-bit masters"
     return (
         "the weights are the model's, in bf16: the optimizer's masters are not there, or are in the shards "
@@ -112,13 +112,13 @@ def _parts(weights: TensorFiles, row: Row, dtype: torch.dtype) -> Iterator[torch
     if row.ours is None:
         yield from row.to_theirs(None, dtype)
         return
-    name = _most_precise(row.ours, weights.tensors()) if dtype == torch.float32 else row.ours
+    name = _find_most_precise(row.ours, weights.tensors()) if dtype == torch.float32 else row.ours
     ours = weights.read(name, row.layer)
     # Numbers that are only moved are converted while they are written, a block at a time.
     yield from row.to_theirs(ours, ours.dtype if row.scale == 1.0 else dtype)
 
 
-def _most_precise(name: str, infos: Mapping[str, TensorInfo]) -> str:
+def _find_most_precise(name: str, infos: Mapping[str, TensorInfo]) -> str:
     """Return the name of a weight's 32-bit master if it has one, or its own."""
     if infos[name].dtype != torch.float32:
         for prefix in _MASTERS:

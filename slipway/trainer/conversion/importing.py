@@ -179,7 +179,7 @@ def _dtype_of(source: Path, weights: _Weights, rows: list[Row]) -> torch.dtype:
     if wide := wide or [name for name, dtype in types.items() if not dtype.is_floating_point]:
         kind = str(types[wide[0]]).removeprefix("torch.")
         raise UserError(
-            f"{source}: {_first_of(wide)}: {kind} does not fit our weights; "
+            f"{source}: {_name_first(wide)}: {kind} does not fit our weights; "
             "conversion.dtype=float32 or bfloat16 rounds it"
         )
     if set(types.values()) == {torch.bfloat16}:
@@ -198,10 +198,10 @@ def _check_names(source: Path, weights: _Weights, rows: list[Row]) -> None:
         if name not in wanted and name not in _COPIES and not name.endswith(_UNUSED)
     ]
     if missing := sorted(wanted - set(weights.names)):
-        raise UserError(f"{source}: it lacks {_first_of(missing)}, which {CONFIG} makes part of the model")
+        raise UserError(f"{source}: it lacks {_name_first(missing)}, which {CONFIG} makes part of the model")
     if unknown:
-        raise UserError(f"{source}: {CONFIG} knows no {_first_of(unknown)}: it would be left out")
+        raise UserError(f"{source}: {CONFIG} knows no {_name_first(unknown)}: it would be left out")
 
 
-def _first_of(names: list[str]) -> str:
+def _name_first(names: list[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]

@@ -255,12 +255,12 @@ def fit_hparams(
         # It is built with the model, and without a training it has no groups of ranks.
         model["optim"] = {**optimizer, "name": "fused_adam"}
     if tokenizer_dir is not None:
-        model["tokenizer"] = _moved(dict(model.get("tokenizer") or {}), tokenizer_dir)
+        model["tokenizer"] = _move_tokenizer(dict(model.get("tokenizer") or {}), tokenizer_dir)
     precision = str(model.get("precision", "bf16")).removesuffix("-mixed").removesuffix("-true")
     return {**content, "cfg": model}, _PRECISIONS.get(precision, "bf16-mixed")
 
 
-def _moved(tokenizer: dict[str, Any], directory: Path) -> dict[str, Any]:
+def _move_tokenizer(tokenizer: dict[str, Any], directory: Path) -> dict[str, Any]:
     for key in _TOKENIZER:
         value = tokenizer.get(key)
         if isinstance(value, str) and "/" in value:

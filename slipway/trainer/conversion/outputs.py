@@ -78,7 +78,7 @@ def is_there(output: Path, record: Mapping[str, Any]) -> bool:
         return False
     if _lock_of(output).exists():
         # That of a process which was killed after the rename.
-        with contextlib.suppress(UserError, OSError), _sole_writer(output):
+        with contextlib.suppress(UserError, OSError), _lock_output(output):
             pass
     return True
 
@@ -137,27 +137,27 @@ def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> I
         If the directory cannot be written, there is too little space, another process writes it, or something
         else has the name. A file elsewhere that the block cannot read is named by its own path.
     """
-    with _user_errors(output):
+    with _raise_user_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(output.parent).free
     if size_bytes > free:
         raise UserError(f"{_KEY}={output}: the result takes {size_bytes:,} bytes, and {free:,} are free")
     with contextlib.ExitStack() as lock:
-        with _user_errors(output):
-            lock.enter_context(_sole_writer(output))
+        with _raise_user_errors(output):
+            lock.enter_context(_lock_output(output))
             is_there_meanwhile = _is_whole(output, record)
         if is_there_meanwhile:
             yield None
             return
         unfinished = output.parent / f"{UNFINISHED}{output.name}-{unique()}"
-        with _user_errors(output):
+        with _raise_user_errors(output):
             for path in _leftovers(output):
                 shutil.rmtree(path)
             unfinished.mkdir()
         try:
-            with _user_errors(output, written=unfinished):
+            with _raise_user_errors(output, written=unfinished):
                 yield unfinished
-            with _user_errors(output):
+            with _raise_user_errors(output):
                 _finish(unfinished, output, record)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -177,7 +177,7 @@ def _finish(unfinished: Path, output: Path, record: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _sole_writer(output: Path) -> Iterator[None]:
+def _lock_output(output: Path) -> Iterator[None]:
     """Hold the lock of an output's name."""
     path = _lock_of(output)
     while True:
@@ -214,7 +214,7 @@ def _leftovers(output: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _user_errors(output: Path, written: Path | None = None) -> Iterator[None]:
+def _raise_user_errors(output: Path, written: Path | None = None) -> Iterator[None]:
     """Turn errors that the user can mend into messages; all are the output's, unless `written` limits it."""
     try:
         yield

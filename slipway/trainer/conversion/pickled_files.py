@@ -69,7 +69,7 @@ def load(path: Path) -> Any:
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} cannot be read: it is not an archive of torch's, or only a part of one")
     try:
-        with _nothing_allowed():
+        with _allow_no_class():
             names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
             for name in names:
                 if name.partition(".")[0] in sys.stdlib_module_names and name not in _HARMLESS:
@@ -85,7 +85,7 @@ def load(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _nothing_allowed() -> Iterator[None]:
+def _allow_no_class() -> Iterator[None]:
     """Have torch allow no class in this block: megatron-core, once imported, allows its own."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()

@@ -125,7 +125,7 @@ def _reference(
     """Return how the training's library encodes, and the tokens that a text may spell."""
     pieces = next((name for name in PIECES if name in names), None)
     if FAST in names:
-        tokenizer = _built(lambda kinds: kinds.Tokenizer.from_file(str(directory / FAST)))
+        tokenizer = _build(lambda kinds: kinds.Tokenizer.from_file(str(directory / FAST)))
         tokenizer.no_truncation()
         tokenizer.no_padding()
         options = read_mapping(directory / OPTIONS) if OPTIONS in names else {}
@@ -254,14 +254,14 @@ def _files_of(description: Description) -> dict[str, Path]:
 
 
 def _byte_pairs(directory: Path) -> Any:
-    return _built(lambda kinds: kinds.ByteLevelBPETokenizer(*(str(directory / name) for name in PAIR)))
+    return _build(lambda kinds: kinds.ByteLevelBPETokenizer(*(str(directory / name) for name in PAIR)))
 
 
 def _word_pieces(directory: Path, lower: bool) -> Any:
-    return _built(lambda kinds: kinds.BertWordPieceTokenizer(str(directory / LINES), lowercase=lower))
+    return _build(lambda kinds: kinds.BertWordPieceTokenizer(str(directory / LINES), lowercase=lower))
 
 
-def _built(build: Callable[[Any], Any]) -> Any:
+def _build(build: Callable[[Any], Any]) -> Any:
     requirements.check(("tokenizers",), extra="conversion")
     import tokenizers
 

@@ -196,11 +196,11 @@ def _linear(shape: Architecture, ours: str, theirs: tuple[str, ...], is_conv: bo
     is_qkv, size = kind == "linear_qkv", _sizes(shape)[kind]
     transform = _TURNED if is_conv else SAME
     if is_qkv:
-        transform = _conv_qkv(shape) if is_conv else _grouped_qkv(shape)
+        transform = _conv_qkv(shape) if is_conv else _group_qkv(shape)
     elif len(theirs) > 1:
-        transform = _headed_kv(shape) if kind == "linear_kv" else _STACKED
+        transform = _group_kv_by_head(shape) if kind == "linear_kv" else _STACKED
     is_interleaved = is_qkv and shape.position == "rope" and shape.rope.interleaved
-    fold = partial(_halved, shape) if is_interleaved else None
+    fold = partial(_order_by_halves, shape) if is_interleaved else None
     for part, extent in (("weight", size), ("bias", size[:1])):
         names = tuple(f"{name}.{part}" for name in theirs)
         if part == "weight" or shape.bias or (is_qkv and shape.qkv_bias):
@@ -244,7 +244,7 @@ def _one_plus(weight: Any) -> Any:
     return 1 + weight
 
 
-def _grouped(groups: int, sizes: list[int]) -> Transform:
+def _group(groups: int, sizes: list[int]) -> Transform:
     """Return the pair for matrices ``[groups * size, h]``, which ours joins group by group."""
 
     def join(*theirs: Any) -> Any:
@@ -257,24 +257,24 @@ def _grouped(groups: int, sizes: list[int]) -> Transform:
     return join, split
 
 
-def _grouped_qkv(shape: Architecture) -> Transform:
+def _group_qkv(shape: Architecture) -> Transform:
     """``[n d, h]`` and twice ``[g d, h]``: by group its queries, key and value, ``[(n + 2 g) d, h]``."""
     groups, channels = shape.num_query_groups, shape.kv_channels
-    return _grouped(groups, [shape.num_attention_heads // groups * channels, channels, channels])
+    return _group(groups, [shape.num_attention_heads // groups * channels, channels, channels])
 
 
 def _conv_qkv(shape: Architecture) -> Transform:
     """Return the pair for a Conv1D of all three, ``[h, 3 n d]``, and its bias, ``[3 n d]``."""
-    join, split = _grouped_qkv(shape)
+    join, split = _group_qkv(shape)
     return lambda weight: join(*weight.t().chunk(3)), lambda ours: (_cat(split(ours)).t(),)
 
 
-def _headed_kv(shape: Architecture) -> Transform:
+def _group_kv_by_head(shape: Architecture) -> Transform:
     """Twice ``[n d, h]``, of cross-attention: head by head its key and its value, ``[2 n d, h]``."""
-    return _grouped(shape.num_attention_heads, [shape.kv_channels] * 2)
+    return _group(shape.num_attention_heads, [shape.kv_channels] * 2)
 
 
-def _halved(shape: Architecture, ours: Any) -> Any:
+def _order_by_halves(shape: Architecture, ours: Any) -> Any:
     """Order the channels of queries and keys for rotary pairs of one channel of each half.
 
     Ours are pairs of neighbours with ``model.rotary_interleaved``. Scores are sums over the channels: their

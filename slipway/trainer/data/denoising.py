@@ -106,7 +106,7 @@ class T5BatchBuilder:
 
     def targets(self, source: Source, window: int) -> Tokens:
         """Return the tokens of a held-out window that the decoder is to write."""
-        return self._corrupted(source, window, None)[1]
+        return self._corrupt(source, window, None)[1]
 
     def _batch(self, source: Source, windows: Sequence[int | None], samples: Sequence[int] | None) -> T5Batch:
         rows, words = len(windows), self._vocabulary
@@ -115,14 +115,14 @@ class T5BatchBuilder:
         mask = np.zeros((rows, self._width), dtype=np.float32)
         for row, window in enumerate(windows):
             sample = None if samples is None else samples[row]
-            inputs[row], labels[row, : self._lengths.targets] = self._corrupted(source, window or 0, sample)
+            inputs[row], labels[row, : self._lengths.targets] = self._corrupt(source, window or 0, sample)
             mask[row, : self._lengths.targets] = window is not None
         before = np.concatenate((np.full((rows, 1), words.start_or_end), labels[:, :-1]), axis=1)
         return T5Batch(
             *(torch.from_numpy(array).to(self._device) for array in (inputs, before, labels, mask))
         )
 
-    def _corrupted(self, source: Source, window: int, sample: int | None) -> tuple[Tokens, Tokens]:
+    def _corrupt(self, source: Source, window: int, sample: int | None) -> tuple[Tokens, Tokens]:
         tokens = source.window(window)[: self._lengths.raw]
         check_tokens(tokens, self._vocabulary.first_sentinel)
         generation, number = (HELDOUT, window) if sample is None else (self._generation, sample)

@@ -34,7 +34,7 @@ def heldout_windows(
         A batch is filled up with None to a multiple of this, micro batch times data-parallel size, times
         pipeline stages with virtual ones: the number of processes does not change the windows.
     """
-    chosen = _chosen(source, batches * global_batch, seed)
+    chosen = _choose(source, batches * global_batch, seed)
     result: list[list[int | None]] = []
     for start in range(0, len(chosen), global_batch):
         batch: list[int | None] = list(chosen[start : start + global_batch])
@@ -42,21 +42,21 @@ def heldout_windows(
     return result
 
 
-def _chosen(source: Source, count: int, seed: int) -> Sequence[int]:
+def _choose(source: Source, count: int, seed: int) -> Sequence[int]:
     if isinstance(source, BlendedSource):
-        return _chosen_of_blend(source, count, seed)
+        return _choose_from_blend(source, count, seed)
     if source.windows is None:
         return range(count)
-    return _shuffled(source.windows, min(count, source.windows), seed)
+    return _shuffle(source.windows, min(count, source.windows), seed)
 
 
-def _shuffled(windows: int, count: int, seed: int) -> list[int]:
+def _shuffle(windows: int, count: int, seed: int) -> list[int]:
     """Return the first windows of a seeded order, from the start again after the last."""
     permutation = Permutation(windows, seed, _STREAM)
     return [permutation[index % windows] for index in range(count)]
 
 
-def _chosen_of_blend(blend: BlendedSource, count: int, seed: int) -> list[int]:
+def _choose_from_blend(blend: BlendedSource, count: int, seed: int) -> list[int]:
     """Return the windows of a blend: sources alternate as in training until each has been seen whole."""
     places: list[int] = []
     left, unseen = list(blend.sizes), len(blend.sizes)
@@ -67,7 +67,7 @@ def _chosen_of_blend(blend: BlendedSource, count: int, seed: int) -> list[int]:
         unseen -= left[source] == 0
     _represent_all(places, len(blend.sizes))
     orders = [
-        iter(_shuffled(size, places.count(source), order_seed(seed, 0, source)))
+        iter(_shuffle(size, places.count(source), order_seed(seed, 0, source)))
         for source, size in enumerate(blend.sizes)
     ]
     return [blend.number(source, next(orders[source])) for source in places]

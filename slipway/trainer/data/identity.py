@@ -129,11 +129,11 @@ class Difference:
         old, new = self.old, self.new
         name = new.name if new.name == old.name else f"{old.name} → {new.name}"
         size = "same size" if new.size == old.size else f"{old.size:,} → {new.size:,} bytes"
-        hashes = f"{_short(old.checksum)} → {_short(new.checksum)}"
+        hashes = f"{_shorten(old.checksum)} → {_shorten(new.checksum)}"
         if old.content == new.content:
-            hashes = f"written again on {_day(new.mtime)}, after {_day(old.mtime)}"
+            hashes = f"written again on {_format_time(new.mtime)}, after {_format_time(old.mtime)}"
             if old.origin is not None and new.origin is not None:
-                hashes = f"{_short(old.origin['sha256'])} → {_short(new.origin['sha256'])}"
+                hashes = f"{_shorten(old.origin['sha256'])} → {_shorten(new.origin['sha256'])}"
         why = _changed_origin(old.origin, new.origin)
         return f"{name} ({new.key}): {size}, {hashes}{f': {why}' if why else ''}"
 
@@ -166,9 +166,9 @@ def of_data(data: Data, prefixes: Iterable[Path]) -> Identity:
 
 def identify(inputs: Sequence[InputFile]) -> Identity:
     """Return the identity of the files that are here and can be read; the others are left out."""
-    files = [file for item in inputs for file in _expanded(item)]
+    files = [file for item in inputs for file in _expand(item)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        identities = list(pool.map(_identified, files))
+        identities = list(pool.map(_identify, files))
     return tuple(identity for identity in identities if identity is not None)
 
 
@@ -184,7 +184,7 @@ def differences(old: Identity, new: Identity) -> list[Difference]:
 
 def renamed(old: Identity, new: Identity) -> tuple[list[str], list[str]]:
     """Return the names of data in only one of the two whose contents are not in the other either."""
-    return _alone(old, new), _alone(new, old)
+    return _find_missing(old, new), _find_missing(new, old)
 
 
 def accepts(accepted: str | None, changed: Sequence[Difference]) -> bool:
@@ -198,13 +198,13 @@ def accepts(accepted: str | None, changed: Sequence[Difference]) -> bool:
 def digest(changed: Sequence[Difference]) -> str:
     """Return a short digest of the new contents, which names them to accept them."""
     contents = sorted(
-        [*_role(change.new), *map(str, change.new.content), *_beside(change)] for change in changed
+        [*_role(change.new), *map(str, change.new.content), *_distinguish(change)] for change in changed
     )
     # With a word in front: digits alone would be read as a number.
     return f"data-{hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:12]}"
 
 
-def _beside(change: Difference) -> list[str]:
+def _distinguish(change: Difference) -> list[str]:
     """Return what distinguishes the new content from the old one if size and checksum do not."""
     new = change.new
     if change.old.content != new.content:
@@ -218,7 +218,7 @@ def _changed_origin(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None
         return "" if old is None else "changed after its manifest was written, or without one"
     changes = [*_changed_sources(old, new)]
     if old["tokenizer"] != new["tokenizer"]:
-        changes.append(f"another tokenizer ({_short(old['tokenizer'])} → {_short(new['tokenizer'])})")
+        changes.append(f"another tokenizer ({_shorten(old['tokenizer'])} → {_shorten(new['tokenizer'])})")
     before, now = old["options"], new["options"]
     changes += [
         f"{key} {json.dumps(before.get(key))} → {json.dumps(now.get(key))}"
@@ -242,7 +242,7 @@ def _changed_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator
         elif name not in before:
             yield f"with source {name}"
         elif before[name] != now[name]:
-            yield f"source {name} changed ({_short(before[name])} → {_short(now[name])})"
+            yield f"source {name} changed ({_shorten(before[name])} → {_shorten(now[name])})"
     if before == now:
         yield "the sources in another order"
 
@@ -275,13 +275,13 @@ def _file_from(item: object) -> FileIdentity | None:
     if not isinstance(item, dict):
         return None
     values: dict[str, Any] = {field.name: item.get(field.name) for field in fields(FileIdentity)}
-    origin = _valid_origin(values.pop("origin"))
+    origin = _check_origin(values.pop("origin"))
     if not all(isinstance(value, types.get(name, str)) for name, value in values.items()):
         return None
     return FileIdentity(**values, origin=origin)
 
 
-def _valid_origin(item: object) -> dict[str, Any] | None:
+def _check_origin(item: object) -> dict[str, Any] | None:
     """Return an origin that was kept; None if it is invalid."""
     if not isinstance(item, dict):
         return None
@@ -320,7 +320,7 @@ def _read_origin(path: Path, size: int, written: int) -> dict[str, Any] | None:
         if output["size"] != size:
             return None
         sources = [[source["name"], source["sha256"]] for source in content["sources"]]
-        return _valid_origin(
+        return _check_origin(
             {
                 "sha256": output["sha256"],
                 "sources": sources if len(sources) <= _SOURCES else None,
@@ -338,13 +338,13 @@ def _role(file: FileIdentity) -> tuple[str, str]:
     return file.kind, file.key if file.kind == TOKENIZER else file.name
 
 
-def _alone(these: Identity, others: Identity) -> list[str]:
+def _find_missing(these: Identity, others: Identity) -> list[str]:
     names, contents = {file.name for file in others}, {file.content for file in others}
     data = (file for file in these if file.kind == DATA)
     return [file.name for file in data if file.name not in names and file.content not in contents]
 
 
-def _expanded(input_file: InputFile) -> list[InputFile]:
+def _expand(input_file: InputFile) -> list[InputFile]:
     path = Path(input_file.path)
     try:
         if input_file.kind != TOKENIZER or not stat.S_ISDIR(path.stat().st_mode):
@@ -357,7 +357,7 @@ def _expanded(input_file: InputFile) -> list[InputFile]:
     ]
 
 
-def _identified(input_file: InputFile) -> FileIdentity | None:
+def _identify(input_file: InputFile) -> FileIdentity | None:
     try:
         found = os.stat(input_file.path)  # noqa: PTH116
         with open_regular(input_file.path, buffering=0, holes=True) as file:
@@ -389,11 +389,11 @@ def _checksum(file: BinaryIO, size: int, whole: int, blocks: int) -> str:
     return f"sha256-{blocks}x{_BLOCK}:{sums.hexdigest()}"
 
 
-def _short(checksum: str) -> str:
+def _shorten(checksum: str) -> str:
     return checksum.rpartition(":")[2][:12]
 
 
-def _day(seconds: int) -> str:
+def _format_time(seconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 

@@ -64,7 +64,7 @@ class IndexCache:
         key = {"version": _VERSION, "idx_sha256": self._content_hash(path), "splits": splits}
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         cached = self._directory / f"sample-index-{name[:32]}.json"
-        index = _as_index(self._read(cached), key)
+        index = _parse_index(self._read(cached), key)
         if index is None:
             index = build()
             # Of the content that was hashed, unless it was exchanged meanwhile.
@@ -115,7 +115,7 @@ def _identity(status: os.stat_result) -> list[int]:
     return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def _as_index(content: Any, key: dict[str, Any]) -> SampleIndex | None:
+def _parse_index(content: Any, key: dict[str, Any]) -> SampleIndex | None:
     """Return the index that a file holds, or None if it holds another or none."""
     try:
         if content["key"] != key:

@@ -41,7 +41,7 @@ class Prefetcher(Generic[T]):
         self.waited = 0.0
         self._device = device
         self._stop = threading.Event()
-        self._items = _in_line(steps)
+        self._items = _flatten(steps)
         self._queue: queue.Queue[Any] | None = None
         self._thread: threading.Thread | None = None
         self._at_step_end = True
@@ -116,21 +116,21 @@ class Prefetcher(Generic[T]):
 
 def moved(batch: T, device: Any) -> T:
     """Return a batch, a dataclass, with its tensors on a device."""
-    return _with_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    return _change_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def pin(batch: T) -> T:
     """Return a batch with its tensors in memory that a GPU can read by itself."""
-    return _with_tensors(batch, lambda tensor: tensor.pin_memory())
+    return _change_tensors(batch, lambda tensor: tensor.pin_memory())
 
 
-def _in_line(steps: Iterable[Iterable[T]]) -> Iterator[Any]:
+def _flatten(steps: Iterable[Iterable[T]]) -> Iterator[Any]:
     for step in steps:
         yield from step
         yield _STEP_END
 
 
-def _with_tensors(batch: T, change: Any) -> T:
+def _change_tensors(batch: T, change: Any) -> T:
     assert is_dataclass(batch) and not isinstance(batch, type)
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
     return replace(batch, **{name: change(v) for name, v in values.items() if isinstance(v, torch.Tensor)})

@@ -134,7 +134,7 @@ def corrupt(tokens: Tokens, lengths: Lengths, vocabulary: Vocabulary, seed: int)
     (Tokens, Tokens)
         The encoder's tokens, ``[lengths.inputs]``, and the decoder's targets, ``[lengths.targets]``.
     """
-    keys = _random(seed, lengths.raw)
+    keys = _draw(seed, lengths.raw)
     remaining = lengths.raw - lengths.noise
     text = _divide(remaining, lengths.spans, keys[:remaining])
     noise = _divide(lengths.noise, lengths.spans, keys[remaining:])
@@ -175,7 +175,7 @@ def _divide(items: int, parts: int, keys: npt.NDArray[np.uint64]) -> Tokens:
     return np.diff(np.concatenate(([0], cuts, [items])))
 
 
-def _random(seed: int, count: int) -> npt.NDArray[np.uint64]:
+def _draw(seed: int, count: int) -> npt.NDArray[np.uint64]:
     """Return the first numbers of SplitMix64 (Steele et al. 2014) from `seed`: the same with every numpy."""
     with np.errstate(over="ignore"):
         value = np.uint64(seed) + _steps(count)

@@ -99,7 +99,7 @@ def _gpt2(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
             continue
         if mock:
             return Vocabulary(GPT2_SIZE, GPT2_END_OF_TEXT, f"GPT-2's size: {_WITHOUT_FILES}")
-        raise _missing(name, path, f"\n{WAYS_TO_A_VOCABULARY}")
+        raise _make_error(name, path, f"\n{WAYS_TO_A_VOCABULARY}")
     assert tokenizer.vocab_file is not None
     return _from_json(tokenizer.vocab_file)
 
@@ -129,7 +129,7 @@ def _wordpiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
             # The ids are those of bert-base-cased and -uncased (Devlin et al. 2019, arXiv 1810.04805).
             origin = f"the size of BERT's: {_WITHOUT_FILES}"
             return Vocabulary(VOCABULARIES[tokenizer.name], 102, origin, start=101, padding=0)
-        raise _missing("vocab_file", path, "; BERT's vocab.txt has a token in each line")
+        raise _make_error("vocab_file", path, "; BERT's vocab.txt has a token in each line")
     try:
         # Not splitlines: tokens may be characters at which that splits too.
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -148,7 +148,7 @@ def _sentencepiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     if path is None or why_missing(path):
         if mock:
             return Vocabulary(LLAMA_SIZE, LLAMA_END_OF_TEXT, f"Llama's size: {_WITHOUT_FILES}")
-        raise _missing("model", path, "")
+        raise _make_error("model", path, "")
     try:
         size, end = read_pieces(path)
     except (ValueError, OSError) as error:
@@ -161,7 +161,7 @@ def _sentencepiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
 def _huggingface(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     directory = Path(tokenizer.name)
     if _is_directory(directory):
-        return _from_directory(directory)
+        return _read_directory(directory)
     if tokenizer.name.startswith(LLAMA3_NAMES):
         return Vocabulary(LLAMA3_SIZE, LLAMA3_END_OF_TEXT, f"the known size of {tokenizer.name}")
     size = tokenizer.override_size
@@ -174,7 +174,7 @@ def _huggingface(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     )
 
 
-def _from_directory(directory: Path) -> Vocabulary:
+def _read_directory(directory: Path) -> Vocabulary:
     """Read what Hugging Face's ``save_pretrained`` writes: the size is the highest id's, added tokens too."""
     ids = _tokens(directory / "tokenizer.json")
     config = _json(directory / "tokenizer_config.json")
@@ -225,7 +225,7 @@ def _is_directory(path: Path) -> bool:
         return False
 
 
-def _missing(name: str, path: Path | None, way_out: str) -> UserError:
+def _make_error(name: str, path: Path | None, way_out: str) -> UserError:
     problem = "it is not set" if path is None else why_missing(path)
     return UserError(f"model.tokenizer.{name}={path}: {problem}{way_out}")
 

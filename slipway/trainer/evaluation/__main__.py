@@ -279,7 +279,7 @@ def _line(checkpoint: Checkpoint, values: dict[str, Any]) -> str:
     )
 
 
-def _converted(run: _Run, checkpoint: Checkpoint) -> Path:
+def _convert_if_missing(run: _Run, checkpoint: Checkpoint) -> Path:
     """Return the model of a checkpoint in Hugging Face's format; it is converted if it is not there."""
     model = run.evaluation.model_directory(checkpoint.marker.step)
     record = model / "conversion.json"
@@ -299,14 +299,14 @@ def _converted(run: _Run, checkpoint: Checkpoint) -> Path:
             training=TrainedRun(run.results.training),
         )
         logs.LOGGER.info("converted: %s", convert_checkpoint(conversion, checkpoint).output)
-    elif _made_of(record) != file_checksum(checkpoint.path / MARKER):
+    elif _read_source_checksum(record) != file_checksum(checkpoint.path / MARKER):
         raise UserError(
             f"evaluation.converted={model}: it was converted from another checkpoint than {checkpoint.path}"
         )
     return model
 
 
-def _made_of(record: Path) -> str | None:
+def _read_source_checksum(record: Path) -> str | None:
     """Return the checksum of the checkpoint that a conversion was made of."""
     try:
         return str(json.loads(record.read_text(encoding="utf-8"))["made_of"]["checkpoint"])
@@ -315,7 +315,7 @@ def _made_of(record: Path) -> str | None:
 
 
 def _measure_tasks(run: _Run, tasks: harness.Tasks, missing: list[str], checkpoint: Checkpoint) -> None:
-    step, model = checkpoint.marker.step, _converted(run, checkpoint)
+    step, model = checkpoint.marker.step, _convert_if_missing(run, checkpoint)
     outcome = tasks.measure(model, missing)
     for line in harness.lines(outcome.metrics):
         logs.LOGGER.info("step %d | %s", step, line)

@@ -108,7 +108,7 @@ class Evaluation(sections.Evaluation):
         """
         single, wrong = store.open_checkpoint(self.source)
         if single is not None:
-            return self._of(self.source, [single], has_result)
+            return self._select(self.source, [single], has_result)
         if not self.source.is_dir():
             raise UserError(f"{_NODE}.source={self.source}: there is no such directory", "node")
         found = store.complete(self.source)
@@ -119,9 +119,9 @@ class Evaluation(sections.Evaluation):
                 f"{_NODE}.source={self.source}: there is no complete checkpoint; expected the directory of "
                 "one, or of several, such as RUN/results/checkpoints"
             )
-        return self._of(self.source, found, has_result)
+        return self._select(self.source, found, has_result)
 
-    def _of(
+    def _select(
         self, source: Path, found: list[Checkpoint], has_result: Callable[[Checkpoint], bool]
     ) -> list[Checkpoint]:
         # The newest of a step, where a training went back and came by again.

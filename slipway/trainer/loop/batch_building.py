@@ -53,7 +53,7 @@ def document_resets(settings: Settings, rank_context: RankContext, vocabulary: V
     ``get_attention_mask_from_fusion``, True by default, leaves the mask away.
     """
     data = settings.data
-    attention, way_out = data.reset_attention, _without_masks(settings, rank_context)
+    attention, way_out = data.reset_attention, _suggest_masks(settings, rank_context)
     if attention and way_out:
         attention = False
         if rank_context.is_main:
@@ -68,7 +68,7 @@ def document_resets(settings: Settings, rank_context: RankContext, vocabulary: V
     return Resets(vocabulary.end_of_text, data.reset_positions, attention, same_kernel=draws)
 
 
-def _without_masks(settings: Settings, rank_context: RankContext) -> str | None:
+def _suggest_masks(settings: Settings, rank_context: RankContext) -> str | None:
     """Return what would have the attention take masks; None if it does."""
     if settings.parallel.context > 1:
         return "model.context_parallel_size=1"

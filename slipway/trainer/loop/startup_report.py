@@ -121,7 +121,7 @@ def _data(session: Session) -> list[str]:
     if session.heldout and isinstance(heldout, IndexedSource | BlendedSource):
         lines.append(
             f"held out: {heldout.tokens:,} tokens in {heldout.documents:,} documents, "
-            f"{session.heldout.windows:,} windows of them are evaluated"
+            f"{session.heldout.windows:,} windows are evaluated"
         )
     if session.settings.data.splits is None:
         lines.append("data sets are named for each split and taken whole, not by model.data.splits_string")

@@ -113,7 +113,7 @@ def evaluate_losses(
     model.eval()
     with torch.no_grad():
         sums = _run(settings, model, batches, micro_batches, forward_only=True)
-    local = _from_last_stage(_sum(sums))
+    local = _broadcast_from_last_stage(_sum(sums))
     dist.all_reduce(local, group=parallel_state.get_data_parallel_group())
     return local
 
@@ -164,7 +164,7 @@ def _forward(batches: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
     return losses, reduce
 
 
-def _from_last_stage(value: Any) -> Any:
+def _broadcast_from_last_stage(value: Any) -> Any:
     """Return the last pipeline stage's value: it alone has seen the loss."""
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         dist.broadcast(

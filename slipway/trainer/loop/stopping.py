@@ -44,7 +44,7 @@ class Stopping:
 
     def begin(self) -> None:
         """From now on a signal is not answered by leaving at once; every rank is there when this returns."""
-        self._highest(0)
+        self._reduce_max(0)
         self._signals.training()
 
     def agreed(self) -> str | None:
@@ -52,7 +52,7 @@ class Stopping:
 
         The first answer is final, and later calls cost nothing.
         """
-        self._agreed = self._agreed or self._highest(self._asked())
+        self._agreed = self._agreed or self._reduce_max(self._find_reason())
         return self.known
 
     @property
@@ -62,7 +62,7 @@ class Stopping:
 
     def flags(self) -> list[bool]:
         """Return for each of :data:`REASONS` whether this rank was asked to stop for it."""
-        asked = self._asked()
+        asked = self._find_reason()
         return [asked == number for number, _ in enumerate(REASONS, start=1)]
 
     def agree(self, flags: Sequence[bool]) -> None:
@@ -70,13 +70,13 @@ class Stopping:
         highest = max((number for number, flag in enumerate(flags, start=1) if flag), default=0)
         self._agreed = self._agreed or highest
 
-    def _asked(self) -> int:
+    def _find_reason(self) -> int:
         if number := self._signals.requested():
             return 1 + REASONS.index(number.name)
         is_over = self._deadline is not None and time.monotonic() > self._deadline
         return 1 + REASONS.index(MAX_TIME) if is_over else 0
 
-    def _highest(self, value: int) -> int:
+    def _reduce_max(self, value: int) -> int:
         if self._alone:
             return value
         box = torch.tensor([value], dtype=torch.int32, device=self._device)

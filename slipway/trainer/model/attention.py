@@ -113,13 +113,13 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
             if attention_mask is not None or attention_bias is not None:
                 raise ValueError("under context parallelism attention has neither a mask nor a bias")
             key, value = gather_tokens(key, self.contexts), gather_tokens(value, self.contexts)
-            mask = _ahead_of_rank(
+            mask = _mask_ahead_of_rank(
                 query.size(0), self.contexts.rank(), self.contexts.size(), query.device, query.dtype
             )
         elif self.causal and attention_mask is None and query.size(0) > 1:
             causal = attention_bias is None
-            mask = None if causal else _ahead(query.size(0), query.device)
-        mask = _with_bias(mask, attention_bias, query.dtype)
+            mask = None if causal else _mask_ahead(query.size(0), query.device)
+        mask = _add_bias(mask, attention_bias, query.dtype)
         if mask is not None and query.is_cuda:
             # With a mask, not all of PyTorch's kernels for GPUs take fewer heads of keys than of queries; the
             # one that is left holds the scores in memory.
@@ -182,7 +182,7 @@ class _BiasedSoftmax(torch.nn.Module):  # type: ignore[misc]
         return self.softmax(scores if self.bias is None else scores + self.bias, mask, offset)
 
 
-def _ahead(length: int, device: Any) -> Any:
+def _mask_ahead(length: int, device: Any) -> Any:
     """Return ``[length, length]``, True where a token would attend to a later one."""
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
@@ -221,7 +221,7 @@ def repeat_groups(x: Any, heads: int) -> Any:
     return x if x.size(2) == heads else x.repeat_interleave(heads // x.size(2), dim=2)
 
 
-def _with_bias(mask: Any, bias: Any, dtype: Any) -> Any:
+def _add_bias(mask: Any, bias: Any, dtype: Any) -> Any:
     """Return the addend of the scores for a boolean mask, an `added_mask`, or a bias; None for neither."""
     if mask is None:
         return None if bias is None else bias.to(dtype)
@@ -250,7 +250,7 @@ def gather_tokens(x: Any, group: Any) -> Any:
 
 # All layers have the same, of training and of validation.
 @functools.lru_cache(maxsize=2)
-def _ahead_of_rank(length: int, rank: int, ranks: int, device: Any, dtype: Any) -> Any:
+def _mask_ahead_of_rank(length: int, rank: int, ranks: int, device: Any, dtype: Any) -> Any:
     """Return the `added_mask`, ``[length, length * ranks]``, of what lies ahead of one rank's tokens."""
     half = length // 2
     starts = (rank * half, (2 * ranks - 1 - rank) * half)

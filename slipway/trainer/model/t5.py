@@ -36,10 +36,10 @@ def t5_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) ->
     model = T5Model(
         config=second,
         encoder_config=first,
-        transformer_encoder_layer_spec=_seeing_all(
+        transformer_encoder_layer_spec=_see_all(
             stack_layers(encoder, first, device, settings.seed, "encoder")
         ),
-        transformer_decoder_layer_spec=_seeing_all(stack_layers(decoder, second, device, seed, "decoder")),
+        transformer_decoder_layer_spec=_see_all(stack_layers(decoder, second, device, seed, "decoder")),
         vocab_size=vocabulary,
         max_sequence_length=decoder.max_positions,
         parallel_output=True,
@@ -77,7 +77,7 @@ def _rotary(shape: Architecture, config: TransformerConfig) -> RotaryEmbedding:
     )
 
 
-def _seeing_all(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
+def _see_all(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
     """Let attention see all of the encoder's tokens without a mask: none of them is padding here.
 
     megatron-core's specs have masks of padding, which Transformer Engine then insists on.

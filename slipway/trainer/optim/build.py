@@ -84,13 +84,13 @@ def _keep_padding(optimizer: DistributedOptimizer) -> None:
         for index, buffer in enumerate(optimizer.buffers):
             for tensors in state[index].values():
                 for key in ("param", "exp_avg", "exp_avg_sq"):
-                    tensors[key] = _padded(tensors[key], buffer)
+                    tensors[key] = _pad(tensors[key], buffer)
         return state
 
     optimizer.get_parameter_state_dp_zero = gather_padded
 
 
-def _padded(packed: Any, buffer: Any) -> Any:
+def _pad(packed: Any, buffer: Any) -> Any:
     """Return ``[numel]``, each bucket at its place in the buffer, from ``[numel_unpadded]``."""
     if len(buffer.buckets) == 1:
         return packed

@@ -21,7 +21,7 @@ _PACKAGES = ("megatron-core", "transformer-engine", "flash-attn", "apex", "numpy
 
 def write_git_info(log_dir: Path, code: Path = CODE) -> None:
     """Write the commit of the trainer's code, and how it differed from it; nothing where that is unknown."""
-    text = _of_checkout(code) or _of_launch(code)
+    text = _read_checkout(code) or _read_launch(code)
     if text:
         (log_dir / FILE_NAME).write_text(text, encoding="utf-8")
 
@@ -57,7 +57,7 @@ def overridden_keys(directory: Path) -> set[str]:
         return set()
 
 
-def _of_checkout(code: Path) -> str | None:
+def _read_checkout(code: Path) -> str | None:
     # A copy may lie in a checkout, in its results/, without being a part of it.
     if not _git(code, "ls-files", "--", "."):
         return None
@@ -65,7 +65,7 @@ def _of_checkout(code: Path) -> str | None:
     return f"commit hash: {commit}\n{changes or ''}" if commit else None
 
 
-def _of_launch(code: Path) -> str | None:
+def _read_launch(code: Path) -> str | None:
     try:
         manifest: Any = json.loads((code.parents[1] / _MANIFEST).read_text(encoding="utf-8"))
         commit, changed = manifest.get("git_commit"), manifest.get("git_dirty")
