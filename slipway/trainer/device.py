@@ -66,7 +66,7 @@ def choose_device(world: World, accelerator: str) -> Any:
         if accelerator in ("gpu", "cuda"):
             raise UserError(
                 f"trainer.accelerator={accelerator}: {socket.gethostname()} has no usable CUDA device: "
-                f"{why_no_cuda([str(warning.message) for warning in warned])}{_driver()}; {_EXPECTED}",
+                f"{explain_no_cuda([str(warning.message) for warning in warned])}{_driver()}; {_EXPECTED}",
                 # Without a driver no task of the node has a GPU, and one reports it for all.
                 found_by="rank" if driver_version() else "node",
             )
@@ -100,7 +100,7 @@ def compare_devices(store: Any, world: World, device: Any) -> None:
     if kind != device.type:
         raise UserError(
             f"rank {world.rank} on {host} computes on {device.type}, and rank 0 on {first_host} on {kind}: "
-            f"{why_no_cuda([]) if device.type == 'cpu' else 'it has a CUDA device'}{_driver()}; {_EXPECTED}",
+            f"{explain_no_cuda([]) if device.type == 'cpu' else 'it has CUDA'}{_driver()}; {_EXPECTED}",
             found_by="rank",
         )
     if device.type == "cuda":
@@ -132,7 +132,7 @@ def make_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def why_no_cuda(warned: list[str]) -> str:
+def explain_no_cuda(warned: list[str]) -> str:
     """Return why CUDA does not start, in torch's and the driver's own words.
 
     Parameters
@@ -152,7 +152,7 @@ def why_no_cuda(warned: list[str]) -> str:
     return " ".join(warned) or f"torch.cuda.is_available() is False (CUDA_VISIBLE_DEVICES={hidden})"
 
 
-def used_bytes(device: Any) -> int:
+def measure_used_bytes(device: Any) -> int:
     """Return the most bytes that tensors ever took on a GPU; on a CPU, the process's resident bytes."""
     import torch
 

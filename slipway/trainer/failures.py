@@ -84,14 +84,14 @@ def make(world: World, error: BaseException, log: str) -> Failure:
     return Failure(time.time(), world.rank, socket.gethostname(), _first_line(error), log)
 
 
-def first(log_dir: Path, ranks: int) -> Failure | None:
+def find_first(log_dir: Path, ranks: int) -> Failure | None:
     """Return the failure that came first, of those that the ranks left."""
     records = [_read(path) for path in (log_dir / DIRECTORY).glob("globalrank-*.json")]
     failures = [failure for failure in records if failure and failure.rank < ranks]
     return min(failures, key=lambda failure: (failure.time, failure.rank), default=None)
 
 
-def lost_peer(error: BaseException) -> bool:
+def is_lost_peer(error: BaseException) -> bool:
     """Return whether an exception only says that another rank is no more."""
     seen: BaseException | None = error
     while seen is not None:
@@ -114,7 +114,7 @@ def find_cause(log_dir: Path, world: World, peers: Peers) -> Failure | None:
     while True:
         # First the lost processes, then the records: a rank leaves its record before it goes.
         gone = peers.gone()
-        cause = first(log_dir, world.size)
+        cause = find_first(log_dir, world.size)
         if cause is not None:
             return cause
         if gone:

@@ -26,8 +26,8 @@ from slipway.trainer.checkpoint.files import read_mapping
 from slipway.trainer.conversion.origin import describe
 from slipway.trainer.conversion.spec import read_conversion
 from slipway.trainer.conversion.tokenizer_files import FAST, OPTIONS, write_tokenizer
-from slipway.trainer.logs import quiet
-from slipway.trainer.needless import no_garbage
+from slipway.trainer.logs import silence_warnings
+from slipway.trainer.needless import pause_garbage_collection
 
 # What other verbs call the options of this one.
 _OPTIONS = {
@@ -77,7 +77,7 @@ def main() -> int:
     """Answer the request that stdin holds; return the exit code."""
     # Libraries may print.
     answers, sys.stdout = sys.stdout, sys.stderr
-    quiet()
+    silence_warnings()
     try:
         requirements.check((*requirements.TRAINING, "tokenizers"))
         _answer(Request(**json.load(sys.stdin)), answers)
@@ -95,13 +95,13 @@ def _answer(request: Request, answers: TextIO) -> None:
         print(json.dumps(content), file=answers, flush=True)
 
     # Importing torch and megatron-core takes seconds, after a look for them.
-    with no_garbage():
+    with pause_garbage_collection():
         from slipway.trainer.checkpoint import reader
-        from slipway.trainer.conversion.convert import chosen
-        from slipway.trainer.model.single_process import load_model, settings_of, single_process
+        from slipway.trainer.conversion.convert import choose_checkpoints
+        from slipway.trainer.model.single_process import enter_single_process, load_model, settings_of
 
     conversion = read_conversion({**request.conversion, "to": "huggingface", "output": os.devnull})
-    (checkpoint,) = chosen(conversion)
+    (checkpoint,) = choose_checkpoints(conversion)
     check_owners(checkpoint.path, None, request.trust_owner)
     description = describe(conversion, checkpoint)
     if description.encoder is not None:
@@ -118,7 +118,7 @@ def _answer(request: Request, answers: TextIO) -> None:
                 f"a prompt has {len(ids):,} tokens, and the model was trained on windows of {window:,}: "
                 f"expected at most {window - 1:,}"
             )
-    with single_process(settings) as rank_context:
+    with enter_single_process(settings) as rank_context:
         damage = reader.verify(checkpoint, rank_context)
         if damage is not None:
             raise UserError(f"the checkpoint {checkpoint.path} is damaged ({damage})")

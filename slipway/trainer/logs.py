@@ -36,7 +36,7 @@ def rank_log_name(world: World) -> str:
     return f"nemo_log_globalrank-{world.rank}_localrank-{world.local_rank}.txt"
 
 
-def quiet() -> None:
+def silence_warnings() -> None:
     """Keep the libraries' warnings off the terminal; call it before importing them."""
     warnings.filterwarnings("ignore")
     logging.captureWarnings(True)
@@ -99,10 +99,10 @@ def record_failure(log_dir: Path | None, world: World, error: Exception, peers: 
 
 def _describe_other(log_dir: Path, world: World, error: Exception, peers: failures.Peers) -> str | None:
     """Return the line about another rank's failure; None if this rank's failure has another cause."""
-    if world.size > 1 and failures.lost_peer(error):
+    if world.size > 1 and failures.is_lost_peer(error):
         return failures.describe(failures.find_cause(log_dir, world, peers), error)
     mine = failures.make(world, error, rank_log_name(world))
-    before = failures.first(log_dir, world.size)
+    before = failures.find_first(log_dir, world.size)
     mine.write(log_dir)
     if before and before.rank != mine.rank and before.error == mine.error:
         return f"the same as rank {before.rank}: {mine.error}"

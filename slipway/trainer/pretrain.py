@@ -20,7 +20,7 @@ from typing import Any
 
 from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.trainer import errors, failures, logs, needless, requirements
-from slipway.trainer.config.check import check_keys, unused, unused_report
+from slipway.trainer.config.check import check_keys, find_unused, report_unused
 from slipway.trainer.config.layout import Layout, make_layout
 from slipway.trainer.config.load import flatten, load_config
 from slipway.trainer.config.settings import Settings, read_settings
@@ -102,7 +102,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
-    logs.quiet()
+    logs.silence_warnings()
     try:
         logs.start_logging(log_dir, world)
     except OSError as error:
@@ -122,7 +122,7 @@ def _train(
     settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], options: argparse.Namespace
 ) -> int:
     # Importing torch and megatron-core takes seconds: report a mistake in the configuration before.
-    with needless.no_garbage():
+    with needless.pause_garbage_collection():
         from slipway.trainer import cpu_shim
         from slipway.trainer.distributed import make_rank_context, process_group
 
@@ -131,7 +131,7 @@ def _train(
             make_deterministic()
 
         from slipway.trainer.loop.run import train
-        from slipway.trainer.loop.saving import sole_writer
+        from slipway.trainer.loop.saving import lock_directory
         from slipway.trainer.loop.session import open_session
         from slipway.trainer.loop.startup_report import startup_report
         from slipway.trainer.loop.stopping import REASONS, Stopping
@@ -139,11 +139,11 @@ def _train(
     with process_group(process.world, settings.accelerator, settings.timeouts) as device:
         process.peers = failures.Peers.introduce()
         rank_context = make_rank_context(process.world, layout, device, settings.timeouts)
-        with sole_writer(settings, rank_context) as lock:
+        with lock_directory(settings, rank_context) as lock:
             session = open_session(settings, rank_context)
-            keys, overridden = unused(flat, cuda=not on_cpu), overridden_keys(options.config_path)
+            keys, overridden = find_unused(flat, cuda=not on_cpu), overridden_keys(options.config_path)
             log = settings.output.log_dir / logs.rank_log_name(process.world)
-            for line in (*startup_report(session), *unused_report(keys, overridden, log)):
+            for line in (*startup_report(session), *report_unused(keys, overridden, log)):
                 logs.LOGGER.info(line)
             for key, reason in keys.items():
                 logs.LOGGER.debug("%s: no effect here: %s", key, reason)

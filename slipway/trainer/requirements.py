@@ -47,7 +47,7 @@ def check_versions() -> None:
     )
 
 
-def outside_tried() -> list[str]:
+def list_untested() -> list[str]:
     """Return a note for each library whose version is beyond those that were tried."""
     notes = []
     for package, (first, end) in _TRIED.items():

@@ -71,7 +71,7 @@ class Chooser:
             If ``resume.checkpoint`` names no complete checkpoint, if all checkpoints are damaged, or
             if the one to start from is another user's.
         """
-        checkpoint, torn = store.newest(self._saving.directory, self._damaged)
+        checkpoint, torn = store.find_newest(self._saving.directory, self._damaged)
         choice = self._choose_intended(checkpoint)
         if choice:
             directory = self._saving.directory if self._saving.enabled else None
@@ -138,7 +138,7 @@ class Chooser:
     def _check_nothing_is_lost(self) -> None:
         """Raise if there were checkpoints: a training that starts again at step 0 has to be asked for."""
         directory = self._saving.directory
-        aside = store.damaged(directory)
+        aside = store.list_damaged(directory)
         lost = [f"{path} ({reason})" for path, reason in self._damaged.items()]
         if not lost and not aside:
             return
@@ -157,13 +157,16 @@ def _open_named(name: str, directory: Path) -> Checkpoint:
     if checkpoint is None:
         wrong = wrong if path.is_dir() else "there is no such directory"
         raise UserError(
-            f"{_KEY}={name}: {path} is not a complete checkpoint ({wrong}){_list_complete(directory, (), name)}"
+            f"{_KEY}={name}: {path} is not a complete checkpoint ({wrong})"
+            f"{_list_complete(directory, (), name)}"
         )
     return checkpoint
 
 
 def _list_complete(directory: Path, without: Collection[Path], name: str = "") -> str:
-    whole = [checkpoint for checkpoint in store.complete(directory) if store.damage(checkpoint) is None]
+    whole = [
+        checkpoint for checkpoint in store.list_complete(directory) if store.find_damage(checkpoint) is None
+    ]
     names = [checkpoint.path.name for checkpoint in whole if checkpoint.path not in without]
     return f"; complete ones in {directory} are {', '.join(names)}{suggest(name, names)}" if names else ""
 

@@ -148,7 +148,7 @@ def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
     if saved != DP_RESHARDABLE:
         return
     if form != DP_RESHARDABLE:
-        raise UserError(other_buckets(choice.checkpoint))
+        raise UserError(explain_other_buckets(choice.checkpoint))
     others = _find_other_sizes(choice.checkpoint, layout).items()
     # Other context-parallel ranks load the same shards.
     if sizes := [f"model.{name}={old}, now {new}" for name, (old, new) in others if name != _CONTEXT]:
@@ -158,7 +158,7 @@ def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
         )
 
 
-def other_buckets(checkpoint: Checkpoint) -> str:
+def explain_other_buckets(checkpoint: Checkpoint) -> str:
     """Return the refusal of a checkpoint whose optimizer states are in other buckets than now."""
     return (
         f"the optimizer states of the checkpoint {checkpoint.path} are in other buckets than this "
@@ -201,7 +201,7 @@ def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> 
             accepted,
             changes,
         )
-    old, new = identity.renamed(trained_on, data) if trained_on else ([], [])
+    old, new = identity.find_renamed(trained_on, data) if trained_on else ([], [])
     if old or new:
         LOGGER.warning("the data changed: %s → %s", ", ".join(old) or "none", ", ".join(new) or "none")
 

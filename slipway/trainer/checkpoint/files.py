@@ -41,7 +41,7 @@ def read_regular(path: Path, most: int = LIMIT_BYTES) -> bytes:
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
-def inside(path: Path, root: Path | None = None) -> Path:
+def resolve_inside(path: Path, root: Path | None = None) -> Path:
     """Return the file of a directory of somebody else's; a link must not lead out of it, or out of `root`.
 
     Raises
@@ -66,9 +66,9 @@ def read_inside(path: Path, limit: int = LIMIT_BYTES, root: Path | None = None) 
     OSError
         If it cannot be read.
     UserError
-        As :func:`inside`, or if it is larger than `limit`, in bytes.
+        As :func:`resolve_inside`, or if it is larger than `limit`, in bytes.
     """
-    content = read_regular(inside(path, root), limit + 1)
+    content = read_regular(resolve_inside(path, root), limit + 1)
     if len(content) > limit:
         raise UserError(f"{path} is larger than {limit:,} bytes")
     return content

@@ -68,7 +68,7 @@ def load(
 
 def _find(path: Path, settings: Settings, description: Description) -> Checkpoint:
     try:
-        checkpoint = store.named(path)
+        checkpoint = store.open_named(path)
     except UserError as error:
         raise UserError(f"{KEY}={path}: {error}") from None
     check_owners(checkpoint.path, None, settings.resume.trust_owner)

@@ -107,7 +107,7 @@ def verify(checkpoint: Checkpoint, rank_context: RankContext) -> str | None:
 
 
 @contextlib.contextmanager
-def restricted_pickles() -> Iterator[None]:
+def restrict_pickles() -> Iterator[None]:
     """Have torch's reader of checkpoints unpickle nothing but what checkpoints hold.
 
     In this block :class:`pickle.UnpicklingError` is raised for anything else, before it is called.

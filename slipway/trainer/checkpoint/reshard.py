@@ -27,7 +27,7 @@ from slipway.trainer.checkpoint.bucket_index import INDEX, SHARDED, Piece
 from slipway.trainer.checkpoint.lock import Lock
 from slipway.trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE
 from slipway.trainer.checkpoint.store import Checkpoint
-from slipway.trainer.logs import quiet
+from slipway.trainer.logs import silence_warnings
 
 if TYPE_CHECKING:
     from slipway.trainer.checkpoint.tensor_files import TensorFiles
@@ -42,11 +42,11 @@ _GROUP = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Reshard; return the exit code: 0 done or nothing to do, 2 a mistake in the options."""
-    quiet()
+    silence_warnings()
     try:
         options = _parse(arguments)
         requirements.check(requirements.TRAINING)
-        source = store.named(options.checkpoint)
+        source = store.open_named(options.checkpoint)
         if source.marker.optimizer != DP_RESHARDABLE:
             print(f"{source.path}: nothing to do, all parallel sizes can load it")
             return EXIT_OK

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from slipway.common.files import sync_path
 from slipway.trainer.checkpoint.marker import MARKER
-from slipway.trainer.checkpoint.store import REMOVING, Checkpoint, complete, damage, unique
+from slipway.trainer.checkpoint.store import REMOVING, Checkpoint, find_damage, list_complete, make_suffix
 from slipway.trainer.config.saving import Saving
 from slipway.trainer.logs import LOGGER
 
 
 def keep_best(saving: Saving, latest: Checkpoint) -> None:
     """Remove surplus checkpoints after `latest` was saved; log those that cannot be removed."""
-    for checkpoint in surplus(complete(saving.directory), latest, saving):
+    for checkpoint in find_surplus(list_complete(saving.directory), latest, saving):
         foreign = _find_foreign_file(checkpoint)
         if foreign:
             LOGGER.warning("keeping checkpoint %s: its training did not write %s", checkpoint.path, foreign)
@@ -26,7 +26,7 @@ def keep_best(saving: Saving, latest: Checkpoint) -> None:
             LOGGER.info("removed checkpoint %s: save_top_k=%d keeps others", checkpoint.path, saving.keep)
 
 
-def surplus(checkpoints: Iterable[Checkpoint], latest: Checkpoint, saving: Saving) -> list[Checkpoint]:
+def find_surplus(checkpoints: Iterable[Checkpoint], latest: Checkpoint, saving: Saving) -> list[Checkpoint]:
     """Return those of `latest`'s training that are not among the best ``saving.keep``.
 
     The newest is never surplus, nor is an earlier training's, nor one that was damaged after it was
@@ -60,7 +60,7 @@ def remove(hidden: Iterable[Path]) -> bool:
 
 def _is_whole(checkpoint: Checkpoint) -> bool:
     try:
-        wrong = damage(checkpoint)
+        wrong = find_damage(checkpoint)
     except OSError as error:
         wrong = str(error)
     if wrong:
@@ -70,7 +70,7 @@ def _is_whole(checkpoint: Checkpoint) -> bool:
 
 def _set_aside(path: Path) -> Path | None:
     # From here on nothing takes it for a checkpoint, however far the removal gets.
-    hidden = path.with_name(f"{REMOVING}{path.name}-{unique()}")
+    hidden = path.with_name(f"{REMOVING}{path.name}-{make_suffix()}")
     try:
         path.rename(hidden)
         sync_path(path.parent)

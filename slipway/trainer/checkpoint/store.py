@@ -54,14 +54,14 @@ class Checkpoint:
     marker: Marker
 
 
-def complete(directory: Path) -> list[Checkpoint]:
+def list_complete(directory: Path) -> list[Checkpoint]:
     """Return the checkpoints that have a marker, the newest last."""
     marked = ((path, read_marker(path)) for path in _directories(directory) if not path.name.startswith("."))
     checkpoints = [Checkpoint(path, marker) for path, marker in marked if marker is not None]
     return sorted(checkpoints, key=_age)
 
 
-def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Checkpoint | None, dict[Path, str]]:
+def find_newest(directory: Path, without: Collection[Path] = ()) -> tuple[Checkpoint | None, dict[Path, str]]:
     """Return the newest complete checkpoint, and the directories that are not complete, each with the reason.
 
     A checkpoint whose files are not those that its marker lists, such as one that was copied in part, is not
@@ -83,7 +83,7 @@ def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Checkpoint 
         elif wrong is not None:
             torn[path] = wrong
     for checkpoint in sorted(marked, key=_age, reverse=True):
-        wrong = damage(checkpoint)
+        wrong = find_damage(checkpoint)
         if wrong is None:
             return checkpoint, torn
         torn[checkpoint.path] = wrong
@@ -96,7 +96,7 @@ def open_checkpoint(path: Path) -> tuple[Checkpoint | None, str | None]:
     if marker is None:
         return None, wrong
     checkpoint = Checkpoint(path, marker)
-    wrong = damage(checkpoint)
+    wrong = find_damage(checkpoint)
     return (checkpoint, None) if wrong is None else (None, wrong)
 
 
@@ -107,13 +107,13 @@ def split_rule(*places: Path) -> str:
     """
     for place in places:
         marker = read_marker(place)
-        markers = [marker] if marker else [checkpoint.marker for checkpoint in complete(place)]
+        markers = [marker] if marker else [checkpoint.marker for checkpoint in list_complete(place)]
         if markers:
             return markers[-1].split_rule
     return SPLIT_RULE
 
 
-def named(path: Path) -> Checkpoint:
+def open_named(path: Path) -> Checkpoint:
     """Return the checkpoint that a path names: itself, or the newest complete one of a directory.
 
     Raises
@@ -123,7 +123,7 @@ def named(path: Path) -> Checkpoint:
     """
     checkpoint, wrong = open_checkpoint(path)
     if checkpoint is None and path.is_dir():
-        latest, _ = newest(path)
+        latest, _ = find_newest(path)
         checkpoint, wrong = latest, wrong if latest is None else None
     if checkpoint is None:
         reason = wrong if path.is_dir() else "there is no such directory"
@@ -151,7 +151,7 @@ def check_content(checkpoint: Checkpoint, report: Callable[[int], None] = lambda
         report(checkpoint.marker.files.get(name, 0))
 
 
-def damage(checkpoint: Checkpoint) -> str | None:
+def find_damage(checkpoint: Checkpoint) -> str | None:
     """Return the defect of a marked checkpoint's files, or None; no content is read.
 
     Shards that the marker does not list are those of another checkpoint; other files are their owner's.
@@ -197,7 +197,7 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def damaged(directory: Path) -> list[Path]:
+def list_damaged(directory: Path) -> list[Path]:
     """Return the checkpoints that were set aside."""
     return list(_directories(directory / DAMAGED))
 
@@ -208,7 +208,7 @@ def begin(directory: Path, name: str, parents: bool = True) -> Path:
     Its name is used once: a leftover process of a killed training can never write into it. Without `parents`,
     a directory that was deleted is not created again.
     """
-    path = directory / f"{UNFINISHED}{name}-{unique()}"
+    path = directory / f"{UNFINISHED}{name}-{make_suffix()}"
     path.mkdir(parents=parents)
     return path
 
@@ -242,7 +242,7 @@ def finish(unfinished: Path, name: str, marker: Marker) -> Checkpoint:
     Call it when every rank has returned from :func:`sync_part`. The serial is filled in here.
     """
     directory = unfinished.parent
-    serial = 1 + max((checkpoint.marker.serial for checkpoint in complete(directory)), default=0)
+    serial = 1 + max((checkpoint.marker.serial for checkpoint in list_complete(directory)), default=0)
     marker = replace(marker, serial=serial)
     marker.write(unfinished)
     # The marker is on disk before the name is: whoever sees the name sees a complete checkpoint.
@@ -270,12 +270,12 @@ def point_latest(path: Path) -> None:
         LOGGER.warning("the link %s cannot be set: %s", link, error.strerror)
 
 
-def leftovers(directory: Path) -> list[Path]:
+def list_leftovers(directory: Path) -> list[Path]:
     """Return what killed trainings left: checkpoints and removals, begun and not finished."""
     return [path for path in _directories(directory) if path.name.startswith((UNFINISHED, REMOVING))]
 
 
-def unique() -> str:
+def make_suffix() -> str:
     """Return a few letters that no other call returns."""
     return uuid.uuid4().hex[:12]
 

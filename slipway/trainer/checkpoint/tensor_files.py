@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from slipway.common.errors import UserError, first_line
 from slipway.common.files import open_regular
-from slipway.trainer.checkpoint.files import inside, is_absent
+from slipway.trainer.checkpoint.files import is_absent, resolve_inside
 from slipway.trainer.checkpoint.reader import read_index
 
 COMMON, INDEX_FILE, FORMAT = "common.pt", ".metadata", "metadata.json"
@@ -251,7 +251,7 @@ class TensorFiles:
             while len(self._files) >= _OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
             with _name_unreadable(self.directory / name):
-                file = open_regular(inside(self.directory / name), holes=True)
+                file = open_regular(resolve_inside(self.directory / name), holes=True)
         # The one used last is the last to be closed.
         self._files[name] = file
         return file

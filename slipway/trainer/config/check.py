@@ -15,7 +15,7 @@ from slipway.trainer.config.keys import (
     Irrelevant,
     Refused,
     Status,
-    misplaced,
+    explain_misplaced,
     status_of,
 )
 from slipway.trainer.config.t5 import is_t5
@@ -40,14 +40,14 @@ def check_keys(flat: Mapping[str, Any]) -> None:
         if status is None and value == {} and _is_node(key, table):
             continue
         if status is None:
-            problem = misplaced(key, table) or f"unknown key{suggest(key, table)}"
+            problem = explain_misplaced(key, table) or f"unknown key{suggest(key, table)}"
             raise UserError(f"{key}={value!r}: {problem}")
         if isinstance(status, Refused) and not any(_is_same(value, allowed) for allowed in status.allowed):
             valid = " or ".join(_spell(allowed) for allowed in status.allowed)
             raise UserError(f"{key}={value!r}: {status.reason}; valid here: {valid}")
 
 
-def unused(flat: Mapping[str, Any], cuda: bool) -> dict[str, str]:
+def find_unused(flat: Mapping[str, Any], cuda: bool) -> dict[str, str]:
     """Return the keys that change nothing here, with the reason; without those of the launcher.
 
     Parameters
@@ -68,7 +68,7 @@ def unused(flat: Mapping[str, Any], cuda: bool) -> dict[str, str]:
     return reasons
 
 
-def unused_report(unused: Mapping[str, str], overridden: Container[str], log: Path) -> list[str]:
+def report_unused(unused: Mapping[str, str], overridden: Container[str], log: Path) -> list[str]:
     """Return a line for each unused key that the command line set, and one that counts the others."""
     own = [f"note: {key}: no effect here: {reason}" for key, reason in unused.items() if key in overridden]
     others = len(unused) - len(own)

@@ -17,8 +17,8 @@ from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserEr
 from slipway.common.sections import Target, WeightsFormat, WeightType
 from slipway.trainer import requirements
 from slipway.trainer.conversion.spec import ROOT, Conversion, load_conversion, read_conversion
-from slipway.trainer.logs import quiet
-from slipway.trainer.needless import no_garbage
+from slipway.trainer.logs import silence_warnings
+from slipway.trainer.needless import pause_garbage_collection
 
 _REQUIRED = ("torch", "numpy", "safetensors")
 _EXAMPLES = """\
@@ -32,7 +32,7 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Convert; return the exit code."""
     options = _parse(arguments)
-    quiet()
+    silence_warnings()
     # An unfinished output is removed on the way out.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _convert(conversion: Conversion) -> int:
     # Importing torch takes a second: a mistake in the configuration is reported before that.
-    with no_garbage():
+    with pause_garbage_collection():
         from slipway.trainer.conversion.convert import convert
 
     results = convert(conversion)

@@ -20,7 +20,7 @@ from slipway.trainer import requirements
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.conversion.check_report import REPORT, TABLE, Gradient, Report, write_report
 from slipway.trainer.conversion.families import rows_of
-from slipway.trainer.model.single_process import load_model, settings_of, single_process
+from slipway.trainer.model.single_process import enter_single_process, load_model, settings_of
 
 _LIBRARIES = ("torch", "megatron.core", "transformers", "safetensors")
 # Rounding to a type, relative to the number: half of the distance between two, at most.
@@ -112,7 +112,7 @@ def compare(
 ) -> Report:
     """Return the comparison of a converted model with ours; both are in memory at a time."""
     settings = settings_of(description)
-    with single_process(settings) as rank_context:
+    with enter_single_process(settings) as rank_context:
         tokens, origin = _tokens(model_dir, description, text, sequences)
         tokens = tokens.to(rank_context.device)
         ours = load_model(checkpoint, settings, description, rank_context).requires_grad_(True)

@@ -30,7 +30,7 @@ _LLAMA3 = {
 Values = Mapping[str, Any]
 
 
-def whole(key: str, value: Any, most: int = MOST) -> int:
+def count(key: str, value: Any, most: int = MOST) -> int:
     """Check a whole number of at least 1."""
     if type(value) is not int or not 1 <= value <= most:
         raise UserError(f"{CONFIG}: {key}={value!r}: expected a whole number from 1 to {most:,}")
@@ -39,7 +39,7 @@ def whole(key: str, value: Any, most: int = MOST) -> int:
 
 def layers(key: str, value: Any) -> int:
     """Check a number of layers."""
-    return whole(key, value, MOST_LAYERS)
+    return count(key, value, MOST_LAYERS)
 
 
 def number(key: str, value: Any) -> float:
@@ -56,7 +56,7 @@ def flag(key: str, value: Any) -> bool:
     return value
 
 
-def token_ids(config: Values, key: str) -> list[int]:
+def read_token_ids(config: Values, key: str) -> list[int]:
     """Return the ids of any number of tokens."""
     value = config.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]

@@ -69,12 +69,12 @@ def convert(conversion: Conversion) -> list[Result]:
 
 def _convert_chosen(conversion: Conversion) -> Result:
     """Convert a checkpoint, or if a training removes it meanwhile the one that is the newest by then."""
-    (checkpoint,) = chosen(conversion)
+    (checkpoint,) = choose_checkpoints(conversion)
     for _ in range(_ATTEMPTS):
         try:
             return convert_checkpoint(conversion, checkpoint)
         except (UserError, FileNotFoundError):
-            before, (checkpoint,) = checkpoint, chosen(conversion)
+            before, (checkpoint,) = checkpoint, choose_checkpoints(conversion)
             if checkpoint.path == before.path:
                 raise
             print(f"{before.path}: removed by the training meanwhile", flush=True)
@@ -85,7 +85,9 @@ def _convert_all(conversion: Conversion) -> list[Result]:
     """Convert all checkpoints that a training has so far, while it may save and remove others."""
     results, errors = [], []
     # Of a step that was trained twice the later one.
-    for checkpoint in {checkpoint.marker.step: checkpoint for checkpoint in chosen(conversion)}.values():
+    for checkpoint in {
+        checkpoint.marker.step: checkpoint for checkpoint in choose_checkpoints(conversion)
+    }.values():
         try:
             results.append(convert_checkpoint(conversion, checkpoint))
         except outputs.AnotherResult as error:
@@ -126,7 +128,7 @@ def _import(conversion: Conversion, source_format: WeightsFormat) -> Result:
         )
     was_there = (conversion.output_of(0) / outputs.RECORD).exists()
     result = Result(import_weights(conversion, conversion.source), is_new=not was_there)
-    marker = store.named(result.output).marker
+    marker = store.open_named(result.output).marker
     description = description_from_json(marker.model, str(result.output))
     if description.encoder is None:
         # Launched by hand: `++` sets a key whether a training's tree has it or not.
@@ -160,7 +162,7 @@ def _convert_source(conversion: Conversion, source_format: WeightsFormat) -> Res
         return _write(conversion, record, entries, description, {"step": step, "checkpoint": origin})
 
 
-def chosen(conversion: Conversion) -> list[Checkpoint]:
+def choose_checkpoints(conversion: Conversion) -> list[Checkpoint]:
     """Return the checkpoints of ours that are to be converted, the newest last.
 
     Raises
@@ -171,16 +173,16 @@ def chosen(conversion: Conversion) -> list[Checkpoint]:
     source, step = conversion.source, conversion.step
     if conversion.every:
         # There may be none yet.
-        return store.complete(source)
+        return store.list_complete(source)
     if step is None:
-        return [store.named(source)]
+        return [store.open_named(source)]
     single, _ = store.open_checkpoint(source)
-    known = store.complete(source) if single is None else [single]
+    known = store.list_complete(source) if single is None else [single]
     matching = [checkpoint for checkpoint in known if checkpoint.marker.step == step]
     if not matching:
         steps = ", ".join(map(str, sorted({checkpoint.marker.step for checkpoint in known}))) or "none"
         raise UserError(f"conversion.step={step}: {source} has no complete checkpoint of it; it has {steps}")
-    return [store.named(matching[-1].path)]
+    return [store.open_named(matching[-1].path)]
 
 
 def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result:
@@ -250,7 +252,7 @@ def _write(
         The model card's facts about the training.
     """
     output, size = conversion.output_of(record["step"]), export.total_bytes(entries)
-    with outputs.new_directory(output, record, size) as unfinished:
+    with outputs.create_directory(output, record, size) as unfinished:
         if unfinished is None:
             return Result(output, is_new=False)
         if description is not None:

@@ -24,7 +24,7 @@ import torch
 
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.tensor_files import TensorInfo
-from slipway.trainer.conversion.foreign import checkpoint_of_step, plain_names, step_of, tracked_checkpoint
+from slipway.trainer.conversion.foreign import checkpoint_of_step, plain_names, read_tracker, step_of
 from slipway.trainer.conversion.pickled_files import load
 
 LATEST = "latest"
@@ -57,7 +57,7 @@ class DeepSpeedFiles:
 
     def __init__(self, directory: Path, step: int | None = None) -> None:
         is_chosen = step is not None and step_of(directory) != step
-        tracked = tracked_checkpoint(directory / LATEST) or directory
+        tracked = read_tracker(directory / LATEST) or directory
         self.directory = checkpoint_of_step(directory, step) if is_chosen else tracked
         self._models = self._files(_MODEL, "*_model_states.pt")
         weights = self._weights(load(self._models[0]))
@@ -99,7 +99,7 @@ class DeepSpeedFiles:
             # Without ZeRO the model's file has all of it.
             return {name: _make_weight(tensor) for name, tensor in module.items() if torch.is_tensor(tensor)}
         names = [name for name in model.get("buffer_names") or () if torch.is_tensor(module.get(name))]
-        weights = {name: _make_weight(_restore_precision(module[name])) for name in names}
+        weights = {name: _make_weight(_restore(module[name])) for name in names}
         shapes = _shapes(self._models[0], model["param_shapes"])
         paths = self._files(_OPTIMIZER, "*_optim_states.pt")
         states = [self._state(path, len(paths)) for path in paths]
@@ -249,6 +249,6 @@ def _make_weight(tensor: torch.Tensor) -> _Weight:
     return TensorInfo(tuple(tensor.shape), tensor.dtype), tensor.detach
 
 
-def _restore_precision(tensor: torch.Tensor) -> torch.Tensor:
+def _restore(tensor: torch.Tensor) -> torch.Tensor:
     """Return a buffer with the precision of the masters, as DeepSpeed's own conversion has it."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

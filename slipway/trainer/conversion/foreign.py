@@ -24,7 +24,7 @@ def step_of(directory: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def tracked_checkpoint(tracker: Path, iteration: str = "{}") -> Path | None:
+def read_tracker(tracker: Path, iteration: str = "{}") -> Path | None:
     """Return the checkpoint that a file next to it names; None if there is no such file.
 
     Parameters

@@ -83,7 +83,7 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
         if outputs.is_there(output, record):
             return output
         size = sum(info.size_bytes for info in files.tensors().values())
-        with outputs.new_directory(output, record, size) as unfinished:
+        with outputs.create_directory(output, record, size) as unfinished:
             if unfinished is None:
                 return output
             _write(unfinished, weights, rows, dtype)

@@ -23,7 +23,7 @@ from slipway.trainer.checkpoint.tensor_files import COMMON, FORMAT, INDEX_FILE, 
 from slipway.trainer.config.architecture import read_architecture
 from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.config.values import Values
-from slipway.trainer.conversion.foreign import checkpoint_of_step, tracked_checkpoint
+from slipway.trainer.conversion.foreign import checkpoint_of_step, read_tracker
 from slipway.trainer.conversion.pickled_files import Unknown, load
 from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
 
@@ -186,7 +186,7 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
     """
     path = directory
     if not (directory / INDEX_FILE).is_file() and not is_legacy(directory):
-        tracked = tracked_checkpoint(directory / LATEST, "iter_{:07d}") if step is None else None
+        tracked = read_tracker(directory / LATEST, "iter_{:07d}") if step is None else None
         path = tracked or checkpoint_of_step(directory, step)
     if is_legacy(path):
         raise UserError(

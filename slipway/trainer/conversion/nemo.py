@@ -115,7 +115,7 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
     if code == EXIT_OK and conversion.to == "huggingface":
         code = _run_alone(options.nemo_path / TO_HUGGINGFACE, file, weights)
     if code == EXIT_OK:
-        with outputs.new_directory(output, record, size_bytes=0) as unfinished:
+        with outputs.create_directory(output, record, size_bytes=0) as unfinished:
             if unfinished is not None and conversion.to == "huggingface":
                 _write_model(unfinished, conversion, weights, record)
             elif unfinished is not None:

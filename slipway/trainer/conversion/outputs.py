@@ -23,7 +23,7 @@ from typing import Any
 
 from slipway.common.errors import UserError, escape
 from slipway.common.files import sync_path, write_atomic
-from slipway.trainer.checkpoint.store import UNFINISHED, unique
+from slipway.trainer.checkpoint.store import UNFINISHED, make_suffix
 from slipway.trainer.conversion.spec import Conversion
 from slipway.trainer.conversion.tokenizer_files import tokenizer_digest
 
@@ -117,7 +117,7 @@ def _is_whole(output: Path, record: Mapping[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> Iterator[Path | None]:
+def create_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> Iterator[Path | None]:
     """Give a hidden directory to write into, which gets its name when the block ends, unless that fails.
 
     It is None if another process has finished the same conversion meanwhile.
@@ -149,7 +149,7 @@ def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> I
         if is_there_meanwhile:
             yield None
             return
-        unfinished = output.parent / f"{UNFINISHED}{output.name}-{unique()}"
+        unfinished = output.parent / f"{UNFINISHED}{output.name}-{make_suffix()}"
         with _raise_user_errors(output):
             for path in _leftovers(output):
                 shutil.rmtree(path)

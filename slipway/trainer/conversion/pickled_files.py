@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from slipway.common.errors import UserError, first_line
-from slipway.trainer.checkpoint.files import inside
+from slipway.trainer.checkpoint.files import resolve_inside
 
 # Names of the standard library in the pickles of harmless values. Python 3.11 pickles the members of
 # enumerations as calls of `getattr`, which is not called either.
@@ -64,7 +64,7 @@ def load(path: Path) -> Any:
     UserError
         If the file is missing, damaged, or names a function of the standard library, as no checkpoint does.
     """
-    if not inside(path).is_file():
+    if not resolve_inside(path).is_file():
         raise UserError(f"{path} is missing")
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} cannot be read: it is not an archive of torch's, or only a part of one")

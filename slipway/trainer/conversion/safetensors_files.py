@@ -17,7 +17,7 @@ import torch
 
 from slipway.common.errors import UserError
 from slipway.common.files import write_atomic
-from slipway.trainer.checkpoint.files import inside, read_mapping
+from slipway.trainer.checkpoint.files import read_mapping, resolve_inside
 from slipway.trainer.checkpoint.tensor_files import TensorInfo
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -246,7 +246,7 @@ def _open(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        return safe_open(inside(path), framework="pt")
+        return safe_open(resolve_inside(path), framework="pt")
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
     except SafetensorError as error:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipway.trainer.data.source import Source, Tokens, check_tokens, counted_targets, loss_mask
+from slipway.trainer.data.source import Source, Tokens, check_tokens, loss_mask, select_targets
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class GPTBatchBuilder:
 
     def targets(self, source: Source, window: int) -> Tokens:
         """Return the tokens of a window whose prediction counts."""
-        return counted_targets(source.window(window), self._masked_token)
+        return select_targets(source.window(window), self._masked_token)
 
     def _batch(self, source: Source, windows: list[int | None]) -> Batch:
         rows = [source.window(window or 0) for window in windows]

@@ -155,7 +155,7 @@ def input_files(prefixes: Iterable[Path], tokenizer: Mapping[str, Path | None]) 
     return [*files, *(InputFile(TOKENIZER, key, name, name) for key, name in named)]
 
 
-def of_data(data: Data, prefixes: Iterable[Path]) -> Identity:
+def identify_data(data: Data, prefixes: Iterable[Path]) -> Identity:
     """Return the identity of data sets, and of the tokenizer that a configuration of data names."""
     tokenizer = data.tokenizer
     files = {"model": tokenizer.model, "vocab_file": tokenizer.vocab_file, "merge_file": tokenizer.merge_file}
@@ -182,7 +182,7 @@ def differences(old: Identity, new: Identity) -> list[Difference]:
     return [Difference(was, file) for was, file in pairs if was is not None and file.differs(was)]
 
 
-def renamed(old: Identity, new: Identity) -> tuple[list[str], list[str]]:
+def find_renamed(old: Identity, new: Identity) -> tuple[list[str], list[str]]:
     """Return the names of data in only one of the two whose contents are not in the other either."""
     return _find_missing(old, new), _find_missing(new, old)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from slipway.arithmetic import indexed
 from slipway.common.errors import UserError, suggest
-from slipway.trainer.data.files import why_missing
+from slipway.trainer.data.files import explain_missing
 
 Weights = tuple[float, float, float]
 # Sequences that are looked at together: few enough for the processor's cache.
@@ -158,7 +158,7 @@ def check_files(prefix: Path) -> None:
     """
     for suffix in (".idx", ".bin"):
         path = Path(f"{prefix}{suffix}")
-        problem = why_missing(path)
+        problem = explain_missing(path)
         if not problem:
             continue
         hint = (

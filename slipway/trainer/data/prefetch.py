@@ -77,7 +77,7 @@ class Prefetcher(Generic[T]):
             item = self._next()
             self.waited += time.perf_counter() - began
             if not self._at_step_end:
-                yield moved(item, self._device)
+                yield move_to_device(item, self._device)
 
     def _next(self) -> Any:
         item = self._queue.get() if self._queue else next(self._items, _STEP_END)
@@ -114,7 +114,7 @@ class Prefetcher(Generic[T]):
         return False
 
 
-def moved(batch: T, device: Any) -> T:
+def move_to_device(batch: T, device: Any) -> T:
     """Return a batch, a dataclass, with its tensors on a device."""
     return _change_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 

@@ -17,7 +17,7 @@ from slipway.arithmetic.parameters import VOCABULARIES
 from slipway.arithmetic.vocabulary import END_OF_TEXT, GPT2_END_OF_TEXT, GPT2_SIZE, WAYS_TO_A_VOCABULARY
 from slipway.common.errors import UserError
 from slipway.trainer.config.tokenizer import WORDPIECES, Tokenizer
-from slipway.trainer.data.files import why_missing
+from slipway.trainer.data.files import explain_missing
 
 # Touvron et al. 2023 (arXiv 2302.13971 and 2307.09288), section 2.1: 32,000 pieces.
 LLAMA_SIZE = 32000
@@ -95,7 +95,7 @@ def read_vocabulary(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
 
 def _gpt2(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     for name, path in (("vocab_file", tokenizer.vocab_file), ("merge_file", tokenizer.merge_file)):
-        if path is not None and not why_missing(path):
+        if path is not None and not explain_missing(path):
             continue
         if mock:
             return Vocabulary(GPT2_SIZE, GPT2_END_OF_TEXT, f"GPT-2's size: {_WITHOUT_FILES}")
@@ -124,7 +124,7 @@ def _wordpiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     NeMo's tokenizer has no other start and end than ``[CLS]`` and ``[SEP]`` (auto_tokenizer.py).
     """
     path = tokenizer.vocab_file
-    if path is None or why_missing(path):
+    if path is None or explain_missing(path):
         if mock:
             # The ids are those of bert-base-cased and -uncased (Devlin et al. 2019, arXiv 1810.04805).
             origin = f"the size of BERT's: {_WITHOUT_FILES}"
@@ -145,7 +145,7 @@ def _wordpiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
 
 def _sentencepiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     path = tokenizer.model
-    if path is None or why_missing(path):
+    if path is None or explain_missing(path):
         if mock:
             return Vocabulary(LLAMA_SIZE, LLAMA_END_OF_TEXT, f"Llama's size: {_WITHOUT_FILES}")
         raise _make_error("model", path, "")
@@ -226,7 +226,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def _make_error(name: str, path: Path | None, way_out: str) -> UserError:
-    problem = "it is not set" if path is None else why_missing(path)
+    problem = "it is not set" if path is None else explain_missing(path)
     return UserError(f"model.tokenizer.{name}={path}: {problem}{way_out}")
 
 

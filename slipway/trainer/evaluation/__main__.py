@@ -122,7 +122,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _start_logging(world: World) -> None:
-    logs.quiet()
+    logs.silence_warnings()
     logs.LOGGER.setLevel(logging.INFO if world.is_main else logging.ERROR)
     logs.LOGGER.addHandler(logging.StreamHandler(sys.stdout))
 
@@ -158,7 +158,7 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
     layout = evaluation_layout(settings, run.world.size)
     prepare_environment(settings, os.environ)
     # Importing torch and megatron-core takes seconds: report a mistake in the configuration before.
-    with needless.no_garbage():
+    with needless.pause_garbage_collection():
         from slipway.trainer import cpu_shim
         from slipway.trainer.distributed import broadcast_from_rank0, make_rank_context, process_group
 
@@ -317,7 +317,7 @@ def _read_source_checksum(record: Path) -> str | None:
 def _measure_tasks(run: _Run, tasks: harness.Tasks, missing: list[str], checkpoint: Checkpoint) -> None:
     step, model = checkpoint.marker.step, _convert_if_missing(run, checkpoint)
     outcome = tasks.measure(model, missing)
-    for line in harness.lines(outcome.metrics):
+    for line in harness.format_metrics(outcome.metrics):
         logs.LOGGER.info("step %d | %s", step, line)
     path = run.results.add_lm_eval(
         checkpoint, outcome.metrics, outcome.provenance, packages(*harness.PACKAGES)

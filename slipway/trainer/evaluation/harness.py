@@ -141,7 +141,7 @@ def conditions(harness: LmEval, task: str, model: Path) -> dict[str, Any]:
     return found
 
 
-def lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def format_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a line for each metric: ``task | metric value ± standard error``."""
     found = []
     for task, values in metrics.items():

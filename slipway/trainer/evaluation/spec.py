@@ -111,7 +111,7 @@ class Evaluation(sections.Evaluation):
             return self._select(self.source, [single], has_result)
         if not self.source.is_dir():
             raise UserError(f"{_NODE}.source={self.source}: there is no such directory", "node")
-        found = store.complete(self.source)
+        found = store.list_complete(self.source)
         if not found and (self.source / MARKER).exists():
             raise UserError(f"{_NODE}.source={self.source}: the checkpoint is damaged: {wrong}")
         if not found and not self.follows:

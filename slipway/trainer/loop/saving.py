@@ -14,13 +14,13 @@ from slipway.trainer.checkpoint.marker import Marker
 from slipway.trainer.checkpoint.strategies import SaveStrategy
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.data.identity import to_json
-from slipway.trainer.distributed import RankContext, on_all_ranks
+from slipway.trainer.distributed import RankContext, run_on_all_ranks
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.loop.session import Session
 
 
 @contextlib.contextmanager
-def sole_writer(settings: Settings, rank_context: RankContext) -> Iterator[Lock | None]:
+def lock_directory(settings: Settings, rank_context: RankContext) -> Iterator[Lock | None]:
     """Hold the lock of the directory of checkpoints on rank 0, if any is going to be written.
 
     Raises
@@ -29,7 +29,7 @@ def sole_writer(settings: Settings, rank_context: RankContext) -> Iterator[Lock 
         On every rank, if another training holds it.
     """
     saving, is_held = settings.saving, settings.saving.enabled and rank_context.is_main
-    lock = on_all_ranks(lambda: Lock(saving.directory, settings.output.log_dir) if is_held else None)
+    lock = run_on_all_ranks(lambda: Lock(saving.directory, settings.output.log_dir) if is_held else None)
     yield lock
     if lock:
         lock.release()
@@ -50,7 +50,7 @@ class Saver:
         self._tidying: threading.Thread | None = None
         self._began, self._saved = 0.0, -1
         # Only those of earlier launches, and only until this one has saved a checkpoint.
-        self._leftovers = store.leftovers(self._saving.directory) if session.rank_context.is_main else []
+        self._leftovers = store.list_leftovers(self._saving.directory) if session.rank_context.is_main else []
 
     def is_due(self) -> bool:
         """Return whether :meth:`step` saves after this step."""
@@ -150,7 +150,7 @@ class Saver:
             self.settle()
 
     def _check_lock(self) -> None:
-        on_all_ranks(lambda: self._lock.check() if self._lock else None)
+        run_on_all_ranks(lambda: self._lock.check() if self._lock else None)
 
     def _counts(self) -> dict[str, int]:
         progress = self._session.progress

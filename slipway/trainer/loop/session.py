@@ -18,15 +18,9 @@ from slipway.trainer.data import identity, tokenized
 from slipway.trainer.data.heldout import unigram_entropy
 from slipway.trainer.data.order import SampleOrder
 from slipway.trainer.data.source import MockSource, Source
-from slipway.trainer.data.training_data import (
-    Indices,
-    find_indices,
-    make_order,
-    open_training,
-    window_length,
-)
+from slipway.trainer.data.training_data import Indices, find_indices, make_order, open_training, window_length
 from slipway.trainer.data.vocabulary import Vocabulary
-from slipway.trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
+from slipway.trainer.distributed import RankContext, broadcast_from_rank0, run_on_all_ranks
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.loop.batch_building import BatchBuilder, make_batch_builder, vocabulary_of
 from slipway.trainer.loop.validation import HeldOut, choose_heldout, open_heldout_source
@@ -61,7 +55,7 @@ class Session:
     shape: dict[str, Any]
     data_identity: identity.Identity
     progress: Progress = field(default_factory=Progress)
-    training_id: str = field(default_factory=store.unique)
+    training_id: str = field(default_factory=store.make_suffix)
     resumed_from: Path | None = None
 
     @property
@@ -79,9 +73,9 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
         If files are missing or do not fit the configuration.
     """
     settings = settings.with_split_rule(broadcast_from_rank0(partial(_split_rule, settings)))
-    vocabulary = on_all_ranks(lambda: vocabulary_of(settings))
+    vocabulary = run_on_all_ranks(lambda: vocabulary_of(settings))
     indices = broadcast_from_rank0(lambda: _indices(settings))
-    training, heldout = on_all_ranks(lambda: _open_sources(settings, vocabulary, indices))
+    training, heldout = run_on_all_ranks(lambda: _open_sources(settings, vocabulary, indices))
     padded = padded_vocabulary(
         vocabulary.size, settings.architecture.vocab_divisor, rank_context.layout.tensor
     )
@@ -136,7 +130,7 @@ def _split_rule(settings: Settings) -> str:
 
 def _data_identity(settings: Settings) -> identity.Identity:
     blends = filter(None, (settings.data.training, settings.data.heldout))
-    return identity.of_data(settings.data, [prefix for blend in blends for prefix in blend.prefixes])
+    return identity.identify_data(settings.data, [prefix for blend in blends for prefix in blend.prefixes])
 
 
 def _open_sources(

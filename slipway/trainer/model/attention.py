@@ -91,8 +91,8 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         key, value
             ``[t, b, g, d]``; n/g neighbouring heads of the query share a group.
         attention_mask
-            True where attention is forbidden, broadcastable to ``[b, n, s, t]``, or what `added_mask` makes
-            of it; None forbids nothing, or with a causal module what lies ahead.
+            True where attention is forbidden, broadcastable to ``[b, n, s, t]``, or the result
+            of `make_added_mask`; None forbids nothing, or with a causal module what lies ahead.
         attn_mask_type
             Unused, as in megatron-core: the module's own decides.
         attention_bias
@@ -187,7 +187,7 @@ def _mask_ahead(length: int, device: Any) -> Any:
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
 
-def added_mask(forbidden: Any, dtype: Any) -> Any:
+def make_added_mask(forbidden: Any, dtype: Any) -> Any:
     """Return the addend of the scores: 0, and a low number where `forbidden` is True.
 
     PyTorch makes such a mask of a boolean one in every call, and keeps it for the backward pass: made once,
@@ -199,7 +199,7 @@ def added_mask(forbidden: Any, dtype: Any) -> Any:
 
 
 def share_mask(block: Any) -> None:
-    """Have a stack of layers with `SdpaAttention` make its `added_mask` once, rather than in each layer.
+    """Have a stack of layers with `SdpaAttention` make its added mask once, rather than in each layer.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def share_mask(block: Any) -> None:
         mask = kwargs.get("attention_mask")
         if mask is None:
             return args, kwargs
-        return args, {**kwargs, "attention_mask": added_mask(mask, block.config.params_dtype)}
+        return args, {**kwargs, "attention_mask": make_added_mask(mask, block.config.params_dtype)}
 
     block.register_forward_pre_hook(convert, with_kwargs=True)
 
@@ -222,11 +222,13 @@ def repeat_groups(x: Any, heads: int) -> Any:
 
 
 def _add_bias(mask: Any, bias: Any, dtype: Any) -> Any:
-    """Return the addend of the scores for a boolean mask, an `added_mask`, or a bias; None for neither."""
+    """Return the addend of the scores for a boolean mask, an added mask, or a bias; None for neither."""
     if mask is None:
         return None if bias is None else bias.to(dtype)
     if mask.dtype == torch.bool:
-        return added_mask(mask, dtype) if bias is None else bias.to(dtype).masked_fill(mask, _lowest(dtype))
+        return (
+            make_added_mask(mask, dtype) if bias is None else bias.to(dtype).masked_fill(mask, _lowest(dtype))
+        )
     return mask if bias is None else mask + bias.to(dtype)
 
 
@@ -251,8 +253,8 @@ def gather_tokens(x: Any, group: Any) -> Any:
 # All layers have the same, of training and of validation.
 @functools.lru_cache(maxsize=2)
 def _mask_ahead_of_rank(length: int, rank: int, ranks: int, device: Any, dtype: Any) -> Any:
-    """Return the `added_mask`, ``[length, length * ranks]``, of what lies ahead of one rank's tokens."""
+    """Return the added mask, ``[length, length * ranks]``, of the tokens ahead of one rank's."""
     half = length // 2
     starts = (rank * half, (2 * ranks - 1 - rank) * half)
     own = torch.cat([torch.arange(start, start + half, device=device) for start in starts])
-    return added_mask(torch.arange(length * ranks, device=device) > own[:, None], dtype)
+    return make_added_mask(torch.arange(length * ranks, device=device) > own[:, None], dtype)

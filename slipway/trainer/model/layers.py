@@ -14,15 +14,12 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
-from megatron.core.transformer.transformer_block import (
-    TransformerBlockSubmodules,
-    get_num_layers_to_build,
-)
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.model.backends import core_attention, uses_transformer_engine
-from slipway.trainer.model.seeding import seeded_layer
+from slipway.trainer.model.seeding import make_seeded_layer
 
 
 def stack_layers(
@@ -59,7 +56,7 @@ def stack_layers(
         engine = "transformer_engine_default" if with_engine else "local"
         spec = getattr(t5_spec, f"{part}_model_with_{engine}_spec")
     layer = copy.deepcopy(spec())
-    layer.module = seeded_layer(seed)
+    layer.module = make_seeded_layer(seed)
     parts, attention = layer.submodules, core_attention(shape, config, device)
     parts.self_attention.submodules.core_attention = attention
     if hasattr(parts.cross_attention, "submodules"):

@@ -14,7 +14,7 @@ from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.distributed import RankContext
 from slipway.trainer.model.layers import stack_layers
-from slipway.trainer.model.seeding import after_layers
+from slipway.trainer.model.seeding import advance_seed
 from slipway.trainer.model.transformer import transformer_config
 
 
@@ -32,7 +32,7 @@ def t5_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) ->
     encoder, decoder = settings.encoder, settings.architecture
     assert encoder is not None
     first, second = (transformer_config(settings, shape, rank_context) for shape in (encoder, decoder))
-    device, seed = rank_context.device, after_layers(settings.seed, encoder.num_layers)
+    device, seed = rank_context.device, advance_seed(settings.seed, encoder.num_layers)
     model = T5Model(
         config=second,
         encoder_config=first,

@@ -59,7 +59,7 @@ def device_peak(device: str, precision: Literal["bf16", "fp32", "fp8"]) -> float
     return peak_flops(device, precision, json.loads(os.environ.get("SLIPWAY_GPUS", "[]")))
 
 
-def unknown_peak(device: str, precision: Literal["bf16", "fp32", "fp8"]) -> str | None:
+def note_unknown_peak(device: str, precision: Literal["bf16", "fp32", "fp8"]) -> str | None:
     """Return the note that a GPU's MFU is unknown; None if it is known."""
     if device_peak(device, precision) is not None:
         return None

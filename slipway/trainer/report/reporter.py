@@ -12,11 +12,11 @@ import torch
 
 from slipway.trainer.checkpoint.state import Progress
 from slipway.trainer.config.settings import Settings
-from slipway.trainer.device import used_bytes
+from slipway.trainer.device import measure_used_bytes
 from slipway.trainer.distributed import RankContext
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.report.flops import device_peak, model_flops
-from slipway.trainer.report.memory import fullest
+from slipway.trainer.report.memory import find_fullest
 from slipway.trainer.report.metrics import DAMAGED_FILE_NAME, EventsFile, MetricsFile
 from slipway.trainer.report.phases import PHASES, compare
 from slipway.trainer.report.progress import step_line, time_left
@@ -127,7 +127,7 @@ class Reporter:
         speed = tokens / step.seconds
         flops = self._flops * step.samples / step.seconds / self._rank_context.layout.world
         mfu = flops / self._peak if self._peak else None
-        memory = used_bytes(self._rank_context.device)
+        memory = measure_used_bytes(self._rank_context.device)
         self._recent.append(step.seconds)
         eta = time_left(settings.max_steps - progress.step, self._recent)
         LOGGER.info(
@@ -181,7 +181,7 @@ class Reporter:
         """Report phases, in seconds per step, and memory, by rank ``[ranks][PHASES + FIELDS]``."""
         seconds, memory = ([row[part] for row in values] for part in (_SECONDS, _MEMORY))
         self._write("phases", step=step, first_step=steps[0], last_step=steps[-1], phases=compare(seconds))
-        self._write("memory", step=step, **fullest(memory))
+        self._write("memory", step=step, **find_fullest(memory))
 
     def validation(self, step: int, loss: float, seconds: float) -> None:
         """Report a validation loss."""

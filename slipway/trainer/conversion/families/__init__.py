@@ -11,7 +11,7 @@ from typing import Any
 from slipway.common.errors import UserError, suggest
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.config.architecture import Architecture
-from slipway.trainer.conversion.config_options import CONFIG, token_ids, whole
+from slipway.trainer.conversion.config_options import CONFIG, count, read_token_ids
 from slipway.trainer.conversion.families.family import Family
 from slipway.trainer.conversion.families.gpt2 import GPT2
 from slipway.trainer.conversion.families.llama import LLAMA
@@ -79,7 +79,7 @@ def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
         raise UserError(f"{CONFIG}: model_type={name}: expected one of {valid}{suggest(name, FAMILIES)}")
     stated = {key: value for key, value in config.items() if value is not None}
     decoder, encoder = FAMILIES[name].read(stated, has_head)
-    size, ends = whole("vocab_size", config.get("vocab_size")), token_ids(config, "eos_token_id")
+    size, ends = count("vocab_size", config.get("vocab_size")), read_token_ids(config, "eos_token_id")
     padding = _token(config, "pad_token_id")
     start = _token(config, "decoder_start_token_id" if encoder else "bos_token_id")
     if encoder and start is None:
@@ -92,7 +92,7 @@ def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
 
 def _token(config: Mapping[str, Any], key: str) -> int | None:
     """Return the id of a token, if there is one; the first Llamas' -1 means no padding."""
-    return None if config.get(key) == -1 else next(iter(token_ids(config, key)), None)
+    return None if config.get(key) == -1 else next(iter(read_token_ids(config, key)), None)
 
 
 def config_of(description: Description, dtype: str) -> dict[str, Any]:
