@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from slipway.trainer import needless
+from slipway.trainer import startup_cost
 
 # The modules on GPT's path that spell device="cuda" out.
 _LITERAL_CUDA = (
@@ -43,8 +43,8 @@ def install() -> bool:
     _skip_compilation()
     _replace_cuda_calls()
     _replace_rng()
-    needless.share_gloo_thread()
-    needless.skip_reductions_of_one()
+    startup_cost.share_gloo_thread()
+    startup_cost.skip_reductions_of_one()
     proxy = _TorchOnCpu()
     for name in _LITERAL_CUDA:
         importlib.import_module(name).torch = proxy  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ def _skip_compilation() -> None:
         return function if function is not None else (lambda inner: inner)
 
     torch.compile = uncompiled
-    needless.skip_compiler()
+    startup_cost.skip_compiler()
 
 
 def _replace_cuda_calls() -> None:

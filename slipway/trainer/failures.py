@@ -66,7 +66,7 @@ class Peers:
         dist.all_gather_object(addresses, (socket.gethostname(), os.getpid()))
         return cls(tuple(addresses))
 
-    def gone(self) -> list[int]:
+    def find_gone(self) -> list[int]:
         """Return the ranks of this host whose processes are no more."""
         this_host = socket.gethostname()
         return [
@@ -113,7 +113,7 @@ def find_cause(log_dir: Path, world: World, peers: Peers) -> Failure | None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         # First the lost processes, then the records: a rank leaves its record before it goes.
-        gone = peers.gone()
+        gone = peers.find_gone()
         cause = find_first(log_dir, world.size)
         if cause is not None:
             return cause

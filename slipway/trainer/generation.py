@@ -27,7 +27,7 @@ from slipway.trainer.conversion.origin import describe
 from slipway.trainer.conversion.spec import read_conversion
 from slipway.trainer.conversion.tokenizer_files import FAST, OPTIONS, write_tokenizer
 from slipway.trainer.logs import silence_warnings
-from slipway.trainer.needless import pause_garbage_collection
+from slipway.trainer.startup_cost import pause_garbage_collection
 
 # What other verbs call the options of this one.
 _OPTIONS = {

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
-from slipway.trainer import errors, failures, logs, needless, requirements
+from slipway.trainer import errors, failures, logs, requirements, startup_cost
 from slipway.trainer.config.check import check_keys, find_unused, report_unused
 from slipway.trainer.config.layout import Layout, make_layout
 from slipway.trainer.config.load import flatten, load_config
@@ -70,12 +70,12 @@ def _pretrain(options: argparse.Namespace, process: _Process) -> int:
         process.log_dir = settings.output.log_dir
         # Before torch is imported: that loads OpenMP, and rank 0 writes torch's version down.
         prepare_environment(settings, os.environ)
-        needless.skip_s3()
+        startup_cost.skip_s3()
         _open_logs(settings.output.log_dir, world, config)
         return _train(settings, layout, process, flat, options)
     except UserError as error:
         # The rank that reports it may leave first, and bring signals to those that wait for it.
-        process.signals.ended(EXIT_USER_ERROR)
+        process.signals.mark_ended(EXIT_USER_ERROR)
         logs.record_mistake(process.log_dir, world, error)
         return EXIT_USER_ERROR
     except errors.DivergedError as error:
@@ -122,7 +122,7 @@ def _train(
     settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], options: argparse.Namespace
 ) -> int:
     # Importing torch and megatron-core takes seconds: report a mistake in the configuration before.
-    with needless.pause_garbage_collection():
+    with startup_cost.pause_garbage_collection():
         from slipway.trainer import cpu_shim
         from slipway.trainer.distributed import make_rank_context, process_group
 
@@ -151,12 +151,12 @@ def _train(
             try:
                 reason = train(session, stopping, options.stop_after, lock)
             except UserError:
-                if lock is not None and lock.lost():
+                if lock is not None and lock.find_lost():
                     process.log_dir = None  # by now it may be another training's
                 raise
             code = errors.EXIT_STOPPED if reason in REASONS else EXIT_OK
             # The first rank to leave with another code than 0 may bring signals to those that are behind it.
-            process.signals.ended(code)
+            process.signals.mark_ended(code)
     return code
 
 

@@ -71,12 +71,12 @@ class StopSignals:
         """Return the signal that asked this process to stop, if one did."""
         return self._first
 
-    def training(self) -> None:
+    def mark_training(self) -> None:
         """From now on there is something to save: a signal is left to the loop."""
         with self._lock:
             self._stage = _Stage.TRAINING
 
-    def ended(self, code: int) -> None:
+    def mark_ended(self, code: int) -> None:
         """Record that the work is done: a later signal ends the process with `code`."""
         with self._lock:
             self._stage, self._code = _Stage.ENDED, code

@@ -128,7 +128,7 @@ def test_rank_that_left_an_error_is_named_before_one_that_is_gone(
     # Nobody waits for the child: a zombie is gone too.
     host = socket.gethostname()
     peers = Peers(((host, os.getpid()), (host, child), ("elsewhere", 1)))
-    while peers.gone() != [1]:
+    while peers.find_gone() != [1]:
         time.sleep(0.01)
     Failure(time.time(), 2, "elsewhere", "ValueError: no").write(tmp_path)
     cause = failures.find_cause(tmp_path, world(0, 3), peers)

@@ -115,7 +115,7 @@ def description_of_model(flat: Mapping[str, Any], padded: int, precision: Precis
     tokenizer = read_rows(Tokenizer, values)
     vocabulary = read_vocabulary(tokenizer, mock=values.raw("model.data.data_impl") == "mock")
     if t5:
-        vocabulary = vocabulary.with_sentinels(read_denoising(values).sentinels)
+        vocabulary = vocabulary.add_sentinels(read_denoising(values).sentinels)
     return Description(decoder, encoder, vocabulary, padded, precision, tokenizer)
 
 

@@ -66,7 +66,7 @@ class Lock:
             if path is not None
         }
 
-    def lost(self) -> Path | None:
+    def find_lost(self) -> Path | None:
         """Return a directory that was deleted or moved since, with its run; None if all are still there.
 
         Raises
@@ -78,7 +78,7 @@ class Lock:
 
     def check(self) -> None:
         """Raise UserError if a directory was lost: the next checkpoint would be another training's."""
-        path = self.lost()
+        path = self.find_lost()
         if path is not None:
             raise UserError(f"{path} was deleted or moved under this training, which saves nothing and ends")
 

@@ -169,7 +169,7 @@ class Settings:
         """Tokens of a sample: those that a GPT, or the encoder of a T5, reads."""
         return (self.encoder or self.architecture).seq_length
 
-    def with_split_rule(self, rule: str) -> Settings:
+    def set_split_rule(self, rule: str) -> Settings:
         """Return the settings with the data divided by a rule."""
         return replace(self, data=replace(self.data, split_rule=rule))
 

@@ -18,7 +18,7 @@ from slipway.common.sections import Target, WeightsFormat, WeightType
 from slipway.trainer import requirements
 from slipway.trainer.conversion.spec import ROOT, Conversion, load_conversion, read_conversion
 from slipway.trainer.logs import silence_warnings
-from slipway.trainer.needless import pause_garbage_collection
+from slipway.trainer.startup_cost import pause_garbage_collection
 
 _REQUIRED = ("torch", "numpy", "safetensors")
 _EXAMPLES = """\

@@ -97,9 +97,9 @@ class DeepSpeedFiles:
         module = model["module"]
         if not any(self.directory.glob("*_optim_states.pt")) or not model.get("param_shapes"):
             # Without ZeRO the model's file has all of it.
-            return {name: _make_weight(tensor) for name, tensor in module.items() if torch.is_tensor(tensor)}
+            return {name: _wrap(tensor) for name, tensor in module.items() if torch.is_tensor(tensor)}
         names = [name for name in model.get("buffer_names") or () if torch.is_tensor(module.get(name))]
-        weights = {name: _make_weight(_restore(module[name])) for name in names}
+        weights = {name: _wrap(_restore(module[name])) for name in names}
         shapes = _shapes(self._models[0], model["param_shapes"])
         paths = self._files(_OPTIMIZER, "*_optim_states.pt")
         states = [self._state(path, len(paths)) for path in paths]
@@ -199,9 +199,7 @@ def _read_others(module: Mapping[str, Any], weights: Mapping[str, _Weight]) -> d
     owners = {(tensor.data_ptr(), tensor.shape): name for name, tensor in tensors.items() if name in weights}
     others = {name: tensor for name, tensor in tensors.items() if name not in weights}
     return {
-        name: weights[owner]
-        if (owner := owners.get((tensor.data_ptr(), tensor.shape)))
-        else _make_weight(tensor)
+        name: weights[owner] if (owner := owners.get((tensor.data_ptr(), tensor.shape))) else _wrap(tensor)
         for name, tensor in others.items()
     }
 
@@ -245,7 +243,7 @@ def _pieces(shape: tuple[int, ...], vectors: Sequence[torch.Tensor], pieces: lis
     )
 
 
-def _make_weight(tensor: torch.Tensor) -> _Weight:
+def _wrap(tensor: torch.Tensor) -> _Weight:
     return TensorInfo(tuple(tensor.shape), tensor.dtype), tensor.detach
 
 

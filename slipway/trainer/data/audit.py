@@ -161,7 +161,7 @@ def audit(
     names = blend.prefixes
     here = tuple(Path((places or {}).get(str(name), name)) for name in names)
     # Nothing is written, so that indices are not kept either.
-    settings = settings.with_split_rule(split_rule(settings.saving.directory))
+    settings = settings.set_split_rule(split_rule(settings.saving.directory))
     data = replace(settings.data, training=replace(blend, prefixes=here), index_dir=None)
     length = window_length(settings)
     source = open_training(data, find_indices(data, heldout=False), length)

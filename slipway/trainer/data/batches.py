@@ -90,9 +90,7 @@ class Batch:
         of the causal attention to do (megatron-core's ``get_batch_on_this_cp_rank``).
         """
         whole = {field.name: getattr(self, field.name) for field in fields(self)}
-        parts = {
-            name: _take_ends(tensor, rank, ranks) for name, tensor in whole.items() if tensor is not None
-        }
+        parts = {name: _cut(tensor, rank, ranks) for name, tensor in whole.items() if tensor is not None}
         return replace(self, **parts)
 
 
@@ -173,6 +171,6 @@ class GPTBatchBuilder:
         )
 
 
-def _take_ends(tensor: Any, rank: int, ranks: int) -> Any:
+def _cut(tensor: Any, rank: int, ranks: int) -> Any:
     chunks = tensor.chunk(2 * ranks, dim=1)
     return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]), dim=1)

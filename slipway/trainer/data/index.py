@@ -161,9 +161,7 @@ def check_files(prefix: Path) -> None:
         problem = explain_missing(path)
         if not problem:
             continue
-        hint = (
-            "; write it without the suffix" if prefix.suffix in (".idx", ".bin") else _suggest_nearest(prefix)
-        )
+        hint = "; write it without the suffix" if prefix.suffix in (".idx", ".bin") else _suggest(prefix)
         raise UserError(
             f"model.data.data_prefix={prefix}: {path}: {problem}{hint}; "
             "`slipway data tokenize` makes one from text files"
@@ -204,7 +202,7 @@ def _sum(lengths: Any) -> int:
     return int(np.sum(lengths, dtype=np.int64))
 
 
-def _suggest_nearest(prefix: Path) -> str:
+def _suggest(prefix: Path) -> str:
     try:
         names = sorted(str(path.with_suffix("")) for path in prefix.parent.glob("*.idx"))
     except OSError:

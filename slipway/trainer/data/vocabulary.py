@@ -59,7 +59,7 @@ class Vocabulary:
         """Return the id of the token that pads a text: a separate one, or the one that ends it."""
         return self.end_of_text if self.padding is None else self.padding
 
-    def with_sentinels(self, count: int) -> Vocabulary:
+    def add_sentinels(self, count: int) -> Vocabulary:
         """Return the vocabulary followed by as many sentinels."""
         return replace(self, size=self.size + count, sentinels=count)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.common.sections import TrainedRun
-from slipway.trainer import errors, failures, logs, needless, requirements
+from slipway.trainer import errors, failures, logs, requirements, startup_cost
 from slipway.trainer.checkpoint.files import file_checksum
 from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.store import Checkpoint, split_rule
@@ -94,9 +94,9 @@ class _Run:
     def _has_result(self, checkpoint: Checkpoint) -> bool:
         """Return whether everything requested was measured, under any conditions."""
         is_complete = not self.evaluation.perplexity.enabled or self.results.has_perplexity(checkpoint)
-        return is_complete and not self.missing_tasks(checkpoint)
+        return is_complete and not self.list_missing_tasks(checkpoint)
 
-    def missing_tasks(self, checkpoint: Checkpoint) -> list[str]:
+    def list_missing_tasks(self, checkpoint: Checkpoint) -> list[str]:
         """Return the tasks that a checkpoint was not measured on under the same conditions."""
         options, step = self.evaluation.lm_eval, checkpoint.marker.step
         return [
@@ -131,14 +131,14 @@ def _run(run: _Run) -> None:
     evaluation = run.evaluation
     has_tasks = bool(evaluation.lm_eval.tasks) and run.world.is_main
     tasks: harness.Tasks | None = None
-    if has_tasks and any(run.missing_tasks(checkpoint) for checkpoint in run.checkpoints()):
+    if has_tasks and any(run.list_missing_tasks(checkpoint) for checkpoint in run.checkpoints()):
         # Before anything is computed: a missing task would otherwise be reported after hours.
         tasks = harness.Tasks(evaluation.lm_eval)
     checkpoints = _measure_perplexity(run, evaluation.perplexity) if evaluation.perplexity.enabled else None
     if not has_tasks:
         return
     for checkpoint in run.checkpoints() if checkpoints is None else checkpoints:
-        missing = run.missing_tasks(checkpoint)
+        missing = run.list_missing_tasks(checkpoint)
         for task in evaluation.lm_eval.tasks:
             if task not in missing:
                 logs.LOGGER.info("step %d | %s: there already", checkpoint.marker.step, task)
@@ -158,7 +158,7 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
     layout = evaluation_layout(settings, run.world.size)
     prepare_environment(settings, os.environ)
     # Importing torch and megatron-core takes seconds: report a mistake in the configuration before.
-    with needless.pause_garbage_collection():
+    with startup_cost.pause_garbage_collection():
         from slipway.trainer import cpu_shim
         from slipway.trainer.distributed import broadcast_from_rank0, make_rank_context, process_group
 
@@ -170,7 +170,7 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
     with process_group(run.world, settings.accelerator, settings.timeouts) as device:
         rank_context = make_rank_context(run.world, layout, device, settings.timeouts)
         rule = broadcast_from_rank0(partial(split_rule, run.evaluation.source))
-        settings = settings.with_split_rule(rule)
+        settings = settings.set_split_rule(rule)
         checkpoints = broadcast_from_rank0(run.checkpoints)
         if not checkpoints:
             logs.LOGGER.info("nothing to do: each checkpoint in %s has a result", run.evaluation.source)

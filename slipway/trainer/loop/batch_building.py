@@ -26,7 +26,7 @@ def vocabulary_of(settings: Settings) -> Vocabulary:
         If a file is missing or malformed.
     """
     vocabulary = read_vocabulary(settings.data.tokenizer, settings.data.kind == "mock")
-    return vocabulary.with_sentinels(settings.denoising.sentinels) if settings.denoising else vocabulary
+    return vocabulary.add_sentinels(settings.denoising.sentinels) if settings.denoising else vocabulary
 
 
 def make_batch_builder(settings: Settings, rank_context: RankContext, vocabulary: Vocabulary) -> BatchBuilder:

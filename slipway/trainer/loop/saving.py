@@ -103,7 +103,7 @@ class Saver:
         self._wait_until_tidy()
         self._check_lock()
         checkpoint = pending.finish()
-        self._session.reporter.checkpoint(
+        self._session.reporter.report_checkpoint(
             checkpoint.marker.step, checkpoint.path, time.perf_counter() - self._began
         )
         if self._session.rank_context.is_main:

@@ -72,7 +72,7 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
     UserError
         If files are missing or do not fit the configuration.
     """
-    settings = settings.with_split_rule(broadcast_from_rank0(partial(_split_rule, settings)))
+    settings = settings.set_split_rule(broadcast_from_rank0(partial(_split_rule, settings)))
     vocabulary = run_on_all_ranks(lambda: vocabulary_of(settings))
     indices = broadcast_from_rank0(lambda: _indices(settings))
     training, heldout = run_on_all_ranks(lambda: _open_sources(settings, vocabulary, indices))
@@ -114,7 +114,7 @@ def report_heldout(session: Session) -> None:
         heldout.batches,
         session.vocabulary.size,
     )
-    session.reporter.heldout(tokens, entropy)
+    session.reporter.report_heldout(tokens, entropy)
 
 
 def _indices(settings: Settings) -> Indices:
@@ -193,7 +193,7 @@ def _resume(session: Session) -> None:
 
 def _choose(session: Session) -> Choice | None:
     """Return the checkpoint to start from, whose files are verified."""
-    chooser = Chooser(session.settings.saving, session.settings.resume, session.reporter.damaged)
+    chooser = Chooser(session.settings.saving, session.settings.resume, session.reporter.report_damaged)
     while True:
         choice = broadcast_from_rank0(chooser.choose)
         wrong = reader.verify(choice.checkpoint, session.rank_context) if choice else None

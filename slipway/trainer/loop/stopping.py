@@ -45,9 +45,9 @@ class Stopping:
     def begin(self) -> None:
         """From now on a signal is not answered by leaving at once; every rank is there when this returns."""
         self._reduce_max(0)
-        self._signals.training()
+        self._signals.mark_training()
 
-    def agreed(self) -> str | None:
+    def agree_now(self) -> str | None:
         """Return why to stop, one of :data:`REASONS`, or None; every rank calls this and gets the same.
 
         The first answer is final, and later calls cost nothing.

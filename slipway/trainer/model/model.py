@@ -68,7 +68,7 @@ class Model:
                 chunk.start_param_sync(force_sync=True)
 
     @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
+    def gather_early(self) -> Iterator[None]:
         """Gather the weights now, and let forward passes inside use them as they are; every rank calls this.
 
         Hooks that gather would add collectives to a validation, which one rank may leave early.
@@ -83,7 +83,7 @@ class Model:
             chunk.enable_forward_pre_hook()
 
     @contextlib.contextmanager
-    def ungathered(self) -> Iterator[None]:
+    def use_ungathered(self) -> Iterator[None]:
         """Let the forward passes inside, those of the first step, use the weights as they are.
 
         As in Megatron-LM: weights that one rank restored wrongly are not spread to the others.

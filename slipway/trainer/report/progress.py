@@ -30,7 +30,7 @@ class StepClock:
         return seconds
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def exclude(self) -> Iterator[None]:
         """Exclude the time of the block, but not the device's remaining work for the step before."""
         if self._synchronize:
             self._synchronize()

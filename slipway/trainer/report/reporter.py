@@ -100,14 +100,14 @@ class Reporter:
             resumed_from=str(resumed_from) if resumed_from else None,
         )
 
-    def damaged(self, path: Path, reason: str, moved_to: Path | None) -> None:
+    def report_damaged(self, path: Path, reason: str, moved_to: Path | None) -> None:
         """Report a damaged checkpoint in a file that a reader of the run finds at once."""
         if self._metrics:
             with contextlib.closing(MetricsFile(self._settings.output.log_dir, DAMAGED_FILE_NAME)) as file:
                 place = str(moved_to) if moved_to else None
                 file.write("damaged", path=str(path), reason=reason, moved_to=place)
 
-    def heldout(self, tokens: int, entropy: float) -> None:
+    def report_heldout(self, tokens: int, entropy: float) -> None:
         """Report the data that validation will evaluate."""
         has_sentinels = self._settings.denoising is not None
         name = "targets, sentinels included" if has_sentinels else "tokens"
@@ -120,7 +120,7 @@ class Reporter:
             has_sentinels=has_sentinels,
         )
 
-    def step(self, progress: Progress, step: Step) -> None:
+    def report_step(self, progress: Progress, step: Step) -> None:
         """Report a completed step."""
         settings = self._settings
         tokens = step.samples * settings.seq_length
@@ -177,20 +177,20 @@ class Reporter:
             }
             self._events.write(progress.step, scalars if mfu is None else {**scalars, "mfu": mfu})
 
-    def ranks(self, step: int, steps: range, values: Sequence[Sequence[float]]) -> None:
+    def report_ranks(self, step: int, steps: range, values: Sequence[Sequence[float]]) -> None:
         """Report phases, in seconds per step, and memory, by rank ``[ranks][PHASES + FIELDS]``."""
         seconds, memory = ([row[part] for row in values] for part in (_SECONDS, _MEMORY))
         self._write("phases", step=step, first_step=steps[0], last_step=steps[-1], phases=compare(seconds))
         self._write("memory", step=step, **find_fullest(memory))
 
-    def validation(self, step: int, loss: float, seconds: float) -> None:
+    def report_validation(self, step: int, loss: float, seconds: float) -> None:
         """Report a validation loss."""
         LOGGER.info("step %d | validation loss %.4f | %.1f s", step, loss, seconds)
         self._write("validation", step=step, val_loss=loss, seconds=seconds)
         if self._events:
             self._events.write(step, {"val_loss": loss, "validation_step_timing in s": seconds})
 
-    def checkpoint(self, step: int, path: Path, seconds: float) -> None:
+    def report_checkpoint(self, step: int, path: Path, seconds: float) -> None:
         """Report a complete checkpoint."""
         self._saved = path
         LOGGER.info("checkpoint %s | %.1f s", path, seconds)

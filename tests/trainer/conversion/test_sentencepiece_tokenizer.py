@@ -153,7 +153,7 @@ def test_control_pieces_in_a_text_are_text_where_no_piece_has_their_characters(
 def test_sentinels_of_a_t5_are_tokens_behind_the_models(tmp_path: Path) -> None:
     path = train(tmp_path, KINDS["t5"])
     model = model_of(path)
-    model = replace(model, vocabulary=model.vocabulary.with_sentinels(3))
+    model = replace(model, vocabulary=model.vocabulary.add_sentinels(3))
     tokenizer = write(tmp_path / "out", model)
     pieces = model.vocabulary.size - 3
     ids = tokenizer("the<extra_id_0> train<extra_id_2>", add_special_tokens=False)["input_ids"]

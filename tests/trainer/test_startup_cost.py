@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from slipway.trainer.needless import pause_garbage_collection
+from slipway.trainer.startup_cost import pause_garbage_collection
 
 
 @pytest.mark.parametrize("is_on", [True, False])
