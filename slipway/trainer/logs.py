@@ -50,7 +50,7 @@ def start_logging(log_dir: Path, world: World) -> None:
     log_dir.mkdir(parents=True, exist_ok=True)
     to_file = logging.FileHandler(log_dir / rank_log_name(world), encoding="utf-8")
     to_file.setFormatter(logging.Formatter(f"[%(asctime)s %(levelname)s rank {world.rank}] %(message)s"))
-    to_file.addFilter(_is_signal)
+    to_file.addFilter(lambda record: not _NOISE.search(record.getMessage()))
     logging.getLogger().addHandler(to_file)
     logging.getLogger().setLevel(logging.WARNING)
     LOGGER.setLevel(logging.DEBUG)
@@ -145,7 +145,3 @@ class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
-
-
-def _is_signal(record: logging.LogRecord) -> bool:
-    return not _NOISE.search(record.getMessage())

@@ -125,7 +125,7 @@ def test_phase_inside_another_interrupts_it(monkeypatch: pytest.MonkeyPatch) -> 
         with timer.phase("forward_backward"):
             now += 1
             next(batches)
-            timer.time_calls("reduction", lambda: None)()
+            timer.measure("reduction", lambda: None)()
             with timer.phase("reduction"):
                 now += 4
             now += 2

@@ -149,7 +149,11 @@ def load_weights(checkpoint: Path, model: Model) -> None:
     saved = _index(checkpoint)
     # Transformer Engine's, which weights that were imported have not.
     absent = {
-        chunk: [name for name, item in part.items() if _is_object(item) and item.unique_key not in saved]
+        chunk: [
+            name
+            for name, item in part.items()
+            if isinstance(item, ShardedObject) and item.unique_key not in saved
+        ]
         for chunk, part in weights.items()
     }
     wanted = {
@@ -160,10 +164,6 @@ def load_weights(checkpoint: Path, model: Model) -> None:
     model.load_state_dict(
         {chunk: {**part, **dict.fromkeys(absent[chunk])} for chunk, part in content.items()}
     )
-
-
-def _is_object(item: Any) -> bool:
-    return isinstance(item, ShardedObject)
 
 
 def _index(checkpoint: Path) -> Any:

@@ -43,7 +43,7 @@ def check_keys(flat: Mapping[str, Any]) -> None:
             problem = explain_misplaced(key, table) or f"unknown key{suggest(key, table)}"
             raise UserError(f"{key}={value!r}: {problem}")
         if isinstance(status, Refused) and not any(_is_same(value, allowed) for allowed in status.allowed):
-            valid = " or ".join(_spell(allowed) for allowed in status.allowed)
+            valid = " or ".join("null" if allowed is None else str(allowed) for allowed in status.allowed)
             raise UserError(f"{key}={value!r}: {status.reason}; valid here: {valid}")
 
 
@@ -84,7 +84,3 @@ def _is_same(value: Any, allowed: Any) -> bool:
     if isinstance(value, bool) is not isinstance(allowed, bool):
         return False
     return bool(value == allowed)
-
-
-def _spell(value: Any) -> str:
-    return "null" if value is None else str(value)

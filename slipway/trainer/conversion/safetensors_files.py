@@ -85,7 +85,9 @@ def write(
         If a tensor has another shape than its entry says, or a value that its type cannot hold.
     """
     shards = _shards(entries, shard_bytes)
-    names = [SINGLE] if len(shards) == 1 else _shard_names(len(shards))
+    count = len(shards)
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    names = [SINGLE] if count == 1 else names
     for name, shard in zip(names, shards, strict=True):
         _write_file(directory / name, shard, report)
     if len(shards) > 1:
@@ -156,10 +158,6 @@ def _shards(entries: Iterable[Entry], shard_bytes: int) -> list[list[Entry]]:
         shards[-1].append(entry)
         size += entry.info.size_bytes
     return shards
-
-
-def _shard_names(count: int) -> list[str]:
-    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
 def _write_file(path: Path, entries: list[Entry], report: Callable[[int], None]) -> None:

@@ -87,12 +87,10 @@ def train(session: Session, stopping: Stopping, stop_after: int | None, lock: Lo
 
 def _time_reductions(model: Model, phases: PhaseTimer) -> None:
     """Time what reduces gradients at the end of a backward pass, and gathers weights in the optimizer."""
-    model.config.finalize_model_grads_func = phases.time_calls(
-        REDUCTION, model.config.finalize_model_grads_func
-    )
+    model.config.finalize_model_grads_func = phases.measure(REDUCTION, model.config.finalize_model_grads_func)
     if not model.gathers_late:
         for chunk in model.chunks:
-            chunk.start_param_sync = phases.time_calls(REDUCTION, chunk.start_param_sync)
+            chunk.start_param_sync = phases.measure(REDUCTION, chunk.start_param_sync)
 
 
 class Loop:

@@ -74,7 +74,11 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
     """
     settings = settings.set_split_rule(broadcast_from_rank0(partial(_split_rule, settings)))
     vocabulary = run_on_all_ranks(lambda: vocabulary_of(settings))
-    indices = broadcast_from_rank0(lambda: _indices(settings))
+    data = settings.data
+    # Rank 0 alone reads the index files; the others take its word and compare the sizes of the data.
+    indices: Indices = broadcast_from_rank0(
+        lambda: {} if data.kind == "mock" else find_indices(data, settings.val_batches > 0)
+    )
     training, heldout = run_on_all_ranks(lambda: _open_sources(settings, vocabulary, indices))
     padded = padded_vocabulary(
         vocabulary.size, settings.architecture.vocab_divisor, rank_context.layout.tensor
@@ -115,11 +119,6 @@ def report_heldout(session: Session) -> None:
         session.vocabulary.size,
     )
     session.reporter.report_heldout(tokens, entropy)
-
-
-def _indices(settings: Settings) -> Indices:
-    """Rank 0 alone reads the index files; the others take its word and compare the sizes of the data."""
-    return {} if settings.data.kind == "mock" else find_indices(settings.data, settings.val_batches > 0)
 
 
 def _split_rule(settings: Settings) -> str:
