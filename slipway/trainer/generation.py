@@ -51,8 +51,6 @@ class Request:
     ----------
     conversion
         Which checkpoint, and with which tokenizer: keys of the node `conversion`.
-    prompts
-        The beginnings of the texts.
     max_tokens
         The most tokens that follow each of them.
     temperature, top_p

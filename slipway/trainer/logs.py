@@ -71,10 +71,6 @@ def record_failure(log_dir: Path | None, world: World, error: Exception, peers: 
     ----------
     log_dir
         The directory of logs; None if it is not known yet.
-    world
-        This process among all.
-    error
-        The cause of the failure.
     peers
         The other processes, if they are known yet.
     """

@@ -78,8 +78,6 @@ def check(modules: Sequence[str], way_out: str = "", extra: str = "train") -> No
 
     Parameters
     ----------
-    modules
-        Their names.
     way_out
         What would do without them, if anything.
     extra

@@ -29,10 +29,6 @@ class AsyncSave:
 
     Parameters
     ----------
-    directory, name
-        Where, and under which name.
-    state
-        megatron-core's sharded state.
     marker
         The checkpoint's marker; its files and its serial are filled in.
     background

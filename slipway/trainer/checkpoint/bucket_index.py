@@ -68,8 +68,6 @@ def sharded_index(optimizer: Any, weights: dict[str, Any]) -> dict[str, Any]:
 
     Parameters
     ----------
-    optimizer
-        megatron-core's.
     weights
         The model's sharded state, before any replica is reassigned.
     """

@@ -25,8 +25,6 @@ class Choice:
 
     Attributes
     ----------
-    checkpoint
-        The checkpoint.
     load_optimizer
         Whether the optimizer's states are taken over too.
     is_branch
@@ -176,8 +174,6 @@ def check_owners(checkpoint: Path, directory: Path | None, trusted: str | None) 
 
     Parameters
     ----------
-    checkpoint
-        Its directory.
     directory
         Where this training writes; a file there shows as whose this process's files are, which on an NFS
         export that maps users is another number. None if it writes nowhere.

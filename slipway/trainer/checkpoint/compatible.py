@@ -51,11 +51,6 @@ def _shapes(
 def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> None:
     """Hold a checkpoint against a model; how many ranks share it may differ.
 
-    Parameters
-    ----------
-    shape
-        The model's, as of :func:`shapes`.
-
     Raises
     ------
     UserError
@@ -174,8 +169,6 @@ def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> 
 
     Parameters
     ----------
-    data
-        The files of now.
     accepted
         The digest of the exchange that the user accepts, if any.
 

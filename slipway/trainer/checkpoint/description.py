@@ -40,12 +40,8 @@ class Description:
     ----------
     decoder, encoder
         The stacks of layers; a GPT has no encoder.
-    vocabulary
-        Its tokens.
     padded_vocabulary
         Rows of the embedding in the checkpoint.
-    precision
-        The type of the weights.
     tokenizer
         Where the tokenizer was.
     checksums

@@ -44,8 +44,6 @@ def load(
     ----------
     path
         A checkpoint, or a directory of checkpoints: its newest complete one.
-    settings, description
-        The run's, and its model.
 
     Raises
     ------

@@ -49,8 +49,6 @@ def save(
 
     Parameters
     ----------
-    directory, name
-        Where, and under which name.
     model, optimizer, progress
         The state to save, together with the random generators.
     marker

@@ -43,15 +43,7 @@ class SaveStrategy:
         self._is_validated = False
 
     def begin(self, state: dict[str, Any], directory: Path) -> Any:
-        """Plan a save and write the common state; return megatron-core's request to write the rest.
-
-        Parameters
-        ----------
-        state
-            megatron-core's sharded state.
-        directory
-            An empty directory.
-        """
+        """Plan a save and write the common state; return megatron-core's request to write the rest."""
         request = dist_checkpointing.save(
             state,
             str(directory),

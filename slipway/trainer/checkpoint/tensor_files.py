@@ -105,8 +105,6 @@ class TensorFiles:
 
         Parameters
         ----------
-        name
-            One of :meth:`tensors`.
         index
             A place on the first axis, which is then left out (a layer of stacked layers); or slices of step 1
             for the first axes; or None: all of it.

@@ -269,8 +269,6 @@ def read_stack(
         Where the stack's own keys are: ``model`` for a GPT.
     seq_length, max_positions
         Tokens of a sequence, and how many learned positions there are.
-    positions
-        The valid kinds of positions.
     tied
         Whether the output's weights are the embedding's.
 

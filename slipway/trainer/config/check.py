@@ -52,8 +52,6 @@ def find_unused(flat: Mapping[str, Any], cuda: bool) -> dict[str, str]:
 
     Parameters
     ----------
-    flat
-        Dotted keys and values.
     cuda
         Whether there is a CUDA device.
     """

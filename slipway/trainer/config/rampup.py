@@ -43,13 +43,6 @@ class Rampup:
     def check(self, multiple: int, unit: str) -> None:
         """Check that every batch is a multiple of the samples of one pass over the ranks.
 
-        Parameters
-        ----------
-        multiple
-            Samples of one pass.
-        unit
-            Their name, for the message.
-
         Raises
         ------
         UserError

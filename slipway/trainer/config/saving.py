@@ -21,8 +21,6 @@ class Saving:
 
     Attributes
     ----------
-    enabled
-        Whether any is written.
     directory, name
         Where, and the template of their names.
     every

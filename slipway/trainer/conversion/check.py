@@ -63,12 +63,8 @@ def check(
         The directory of the checkpoint's files.
     model_dir
         The directory in Hugging Face's format.
-    description
-        The model.
     text
         A file of text to read; None for one that is built in.
-    sequences
-        How many sequences of it.
 
     Returns
     -------

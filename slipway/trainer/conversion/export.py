@@ -30,8 +30,6 @@ def model_entries(
 
     Parameters
     ----------
-    weights
-        Ours.
     description
         The model that they are of.
     dtype
@@ -67,8 +65,6 @@ def plain_entries(weights: Source, dtype: torch.dtype | None, is_megatron_core: 
 
     Parameters
     ----------
-    weights
-        Of any program.
     dtype
         The type of floating-point tensors; None: as it is.
     is_megatron_core

@@ -29,8 +29,6 @@ def read_tracker(tracker: Path, iteration: str = "{}") -> Path | None:
 
     Parameters
     ----------
-    tracker
-        The file.
     iteration
         The form of the name of an iteration, where the file has its number alone.
 

@@ -32,8 +32,6 @@ def write_model_files(
     ----------
     directory
         Of the model, and not finished.
-    dtype
-        The type of its weights.
     tokenizer_dir
         Where the tokenizer's files are; None: where the training had them.
     provenance

@@ -64,11 +64,6 @@ class AnotherResult(UserError):
 def is_there(output: Path, record: Mapping[str, Any]) -> bool:
     """Return whether a directory is the result of this conversion, and whole.
 
-    Parameters
-    ----------
-    record
-        What is converted, and how.
-
     Raises
     ------
     UserError
@@ -124,10 +119,6 @@ def create_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -
 
     Parameters
     ----------
-    output
-        The directory to be.
-    record
-        What is converted, and how.
     size_bytes
         About the size of the output.
 

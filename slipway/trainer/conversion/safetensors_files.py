@@ -46,8 +46,6 @@ class Entry(NamedTuple):
 
     Attributes
     ----------
-    name
-        Its name in the file.
     info
         Its shape, and the type in which it is written.
     read

@@ -41,10 +41,6 @@ def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
 
     Parameters
     ----------
-    directory
-        Of the model.
-    description
-        The checkpoint's, with its tokenizer.
     tokenizer_dir
         Where its files are, unless they are where the training had them.
 

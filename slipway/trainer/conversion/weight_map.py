@@ -99,8 +99,6 @@ class Row:
         ----------
         ours
             Our weight, padded or not; None where our model does not have it.
-        dtype
-            The type of the result.
 
         Raises
         ------

@@ -103,10 +103,6 @@ class GPTBatchBuilder:
         Number of tokens; a larger id in the data is an error.
     masked_token
         Id of the input token whose loss does not count, or None; see `loss_mask`.
-    micro_batch
-        Sequences in a micro batch.
-    device
-        Where the tensors go.
     resets
         What starts anew with each document; None for nothing.
     """

@@ -56,18 +56,12 @@ class T5BatchBuilder:
 
     Parameters
     ----------
-    lengths
-        Tokens of a sample.
     vocabulary
         With sentinels; a token of the data that is one, or lies beyond, is an error.
     seq_length_dec
         Padded length of the decoder's tokens and targets.
     seeds
         The run's seed and data generation.
-    micro_batch
-        Sequences in a micro batch.
-    device
-        Where the tensors go.
     """
 
     def __init__(
@@ -94,8 +88,6 @@ class T5BatchBuilder:
         ----------
         source
             Windows of at least `lengths.raw` tokens.
-        windows
-            Their numbers.
         samples
             The samples' numbers in the run, which decide the spans: other ones in each epoch. None for
             held-out windows, whose spans are always the same.

@@ -28,8 +28,6 @@ def heldout_windows(
         The held-out data. Each source of a blend has its share of the windows, and one window at least.
     batches
         Global batches to evaluate at most (``trainer.limit_val_batches``).
-    global_batch
-        Windows in a global batch.
     multiple
         A batch is filled up with None to a multiple of this, micro batch times data-parallel size, times
         pipeline stages with virtual ones: the number of processes does not change the windows.
@@ -99,8 +97,6 @@ def unigram_entropy(
         Gives the tokens of a window whose prediction counts.
     batches
         The windows; None is nothing.
-    vocabulary
-        Number of tokens.
     """
     counts = np.zeros(vocabulary, dtype=np.int64)
     for window in (window for batch in batches for window in batch if window is not None):

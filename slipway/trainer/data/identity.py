@@ -66,8 +66,6 @@ class InputFile:
         The key of the configuration that names it.
     name
         Its path as the job has it.
-    path
-        Its path on this machine.
     """
 
     kind: str

@@ -49,8 +49,6 @@ def find_indices(data: Data, heldout: bool) -> Indices:
 
     Parameters
     ----------
-    data
-        The configuration of indexed data.
     heldout
         Whether held-out data are wanted.
 

@@ -221,8 +221,6 @@ def _measure_all(
 
     Parameters
     ----------
-    evaluation
-        What measures.
     checkpoints
         The same on all ranks.
     skips_damaged

@@ -34,11 +34,6 @@ class Outcome:
 class Tasks:
     """The tasks of a configuration, loaded once for all models that are measured.
 
-    Parameters
-    ----------
-    harness
-        The settings.
-
     Raises
     ------
     UserError

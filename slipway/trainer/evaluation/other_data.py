@@ -16,15 +16,6 @@ def differences(marker: Marker, settings: Settings, perplexity: Perplexity) -> I
     """Yield the files and keys that differ; of data that `perplexity` names the tokenizer alone is compared.
 
     A checkpoint of an earlier version may say nothing of either.
-
-    Parameters
-    ----------
-    marker
-        The checkpoint's.
-    settings
-        The evaluation's.
-    perplexity
-        The requested evaluation.
     """
     trained_on, blend = identity.from_json(marker.data), settings.data.heldout
     is_own = perplexity.data_prefix is None

@@ -61,10 +61,6 @@ class HeldOutEvaluation:
     ----------
     settings
         Those of :func:`slipway.trainer.evaluation.spec.read_heldout_settings`.
-    rank_context
-        This process.
-    perplexity
-        The requested evaluation.
     """
 
     def __init__(self, settings: Settings, rank_context: RankContext, perplexity: Perplexity) -> None:

@@ -25,13 +25,6 @@ class Results:
 
     A measurement that is there with the same conditions is not repeated. One with others takes its place, and
     the file that had it goes to ``earlier/``.
-
-    Attributes
-    ----------
-    directory
-        Where the files are.
-    training
-        Name of the training.
     """
 
     directory: Path

@@ -32,11 +32,6 @@ class Perplexity(sections.Perplexity):
     def training_keys(self, flat: Mapping[str, Any]) -> dict[str, Any]:
         """Return the training's configuration, changed so that a session of it evaluates these data.
 
-        Parameters
-        ----------
-        flat
-            The training's dotted keys.
-
         Raises
         ------
         UserError

@@ -50,8 +50,6 @@ class StepReduction:
     ----------
     loss
         What `train_losses` returned.
-    flags
-        The flags of this rank.
     values
         Numbers of this rank, as many on each, that all ranks get from all: a sum in which each rank has its
         own place.

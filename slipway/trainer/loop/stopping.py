@@ -24,10 +24,6 @@ class Stopping:
     ----------
     settings
         Its `max_seconds` count for each launch anew, from `started` on.
-    rank_context
-        This process.
-    signals
-        The signals of this process.
     started
         ``time.monotonic()`` when this process began.
     """

@@ -108,12 +108,8 @@ def evaluate(
 
     Parameters
     ----------
-    settings, rank_context
-        The training's, and this process.
     model
         The model, whose weights are gathered.
-    heldout
-        The held-out data.
     is_stopped
         Called before each batch, with the same answer on all ranks.
 

@@ -199,13 +199,7 @@ def make_added_mask(forbidden: Any, dtype: Any) -> Any:
 
 
 def share_mask(block: Any) -> None:
-    """Have a stack of layers with `SdpaAttention` make its added mask once, rather than in each layer.
-
-    Parameters
-    ----------
-    block
-        megatron-core's TransformerBlock.
-    """
+    """Have a stack of layers with `SdpaAttention` make its added mask once, rather than in each layer."""
 
     def convert(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         mask = kwargs.get("attention_mask")

@@ -85,8 +85,6 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
 
     Parameters
     ----------
-    config
-        megatron-core's TransformerConfig.
     hidden_size
         Size of the last dimension of the input, ``[..., hidden_size]``.
     eps

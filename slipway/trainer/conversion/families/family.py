@@ -41,8 +41,6 @@ class Family:
         Those of the layers' weights.
     fields
         Fields of `Architecture` that all of its models have alike; a function computes one of the others.
-    options
-        The keys of ``config.json``.
     is_tied
         Whether the head is the embedding where ``config.json`` says nothing.
     is_encoder_decoder
