@@ -70,7 +70,9 @@ class Peers:
         """Return the ranks of this host whose processes are no more."""
         this_host = socket.gethostname()
         return [
-            rank for rank, (host, pid) in enumerate(self.addresses) if host == this_host and not _lives(pid)
+            rank
+            for rank, (host, pid) in enumerate(self.addresses)
+            if host == this_host and not _is_alive(pid)
         ]
 
 
@@ -158,7 +160,7 @@ def _read(path: Path) -> Failure | None:
         return None
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         # The state follows the name, which may hold anything: proc(5).
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]

@@ -81,7 +81,7 @@ def check_shapes(name: str, checkpoint: Checkpoint, description: Description) ->
         is_encoder = item.startswith("encoder_")
         plain = item.removeprefix("encoder_")
         node = "model.encoder" if is_encoder else "model.decoder" if description.encoder else "model"
-        key = ROWS[plain].key_in(node)
+        key = ROWS[plain].build_key(node)
         if description.encoder and plain == "tied_embeddings":
             key = "model.share_decoder_tokens_head_embeddings"
         raise UserError(f"{name} has {key}={value}, and the run {now[item]}: expected the same model")
@@ -109,7 +109,7 @@ def function_differences(saved: Description, now: Description) -> Iterator[tuple
             if item == "rope":
                 values = replace(values[0], fusion=False), replace(values[1], fusion=False)
             if row.decides == "function" and item not in rotary and values[0] != values[1]:
-                yield " or ".join((row.key_in(prefix), *row.also)), *values
+                yield " or ".join((row.build_key(prefix), *row.also)), *values
 
 
 def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:

@@ -178,7 +178,7 @@ class TensorFiles:
         UserError
             If it cannot be read, or holds what torch does not load without executing it.
         """
-        with self._item_named(item):
+        with self._name_item(item):
             if not self._is_checked:
                 _check_archive(self._view(item))
             return torch.load(self._view(item), map_location="cpu", weights_only=True)
@@ -191,7 +191,7 @@ class TensorFiles:
             or item not in self._index.storage_data
         ):
             return False
-        with self._item_named(item):
+        with self._name_item(item):
             # Nothing but the description of the tensor is read.
             content = torch.load(self._view(item), map_location="meta", weights_only=True)
             is_plain = isinstance(content, torch.Tensor) and content.is_contiguous()
@@ -212,7 +212,7 @@ class TensorFiles:
                         buffer = buffer[len(block) :]
         return True
 
-    def _item_named(self, item: Any) -> contextlib.AbstractContextManager[None]:
+    def _name_item(self, item: Any) -> contextlib.AbstractContextManager[None]:
         return _name_unreadable(
             f"{self.directory / self._index.storage_data[item].relative_path}: {item.fqn}"
         )

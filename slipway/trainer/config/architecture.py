@@ -284,7 +284,7 @@ def read_stack(
         node,
         seq_length=seq_length,
         max_positions=max_positions,
-        position=values.choice(ROWS["position"].key_in(node), positions, "learned_absolute"),
+        position=values.choice(ROWS["position"].build_key(node), positions, "learned_absolute"),
         relative=_relative(values, node) if is_t5 else None,
         tied_embeddings=tied,
         head_bias=is_t5 and tied and values.flag("model.tokens_head_bias", True),

@@ -223,7 +223,7 @@ def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Resul
     dtype = dtype_of(conversion)
     # An earlier version's checkpoint has no checksums of files: each tensor is held against torch's.
     with TensorFiles(checkpoint.path, is_checked=bool(marker.checksums)) as files:
-        note = export.note_on_masters(files, dtype)
+        note = export.note_masters(files, dtype)
         if conversion.to == "safetensors":
             if note:
                 print(f"{checkpoint.path.name}: {note}", flush=True)

@@ -89,7 +89,7 @@ def total_bytes(entries: list[Entry]) -> int:
     return sum(entry.info.size_bytes for entry in entries)
 
 
-def note_on_masters(weights: TensorFiles, dtype: torch.dtype | None) -> str | None:
+def note_masters(weights: TensorFiles, dtype: torch.dtype | None) -> str | None:
     """Return from where 32-bit weights of a model in 16 bits are taken; None if there is nothing to say."""
     infos = weights.tensors()
     halves = [name for name, info in infos.items() if info.dtype == torch.bfloat16 and not _is_other(name)]

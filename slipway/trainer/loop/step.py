@@ -58,7 +58,7 @@ class StepReduction:
     def __init__(self, loss: Any, flags: Sequence[bool] = (), values: Sequence[float] = ()) -> None:
         on_cuda = loss.device.type == "cuda"
         self._flags, self._width = len(flags), len(values)
-        local = [0.0, 0.0, *map(float, flags), *_placed(values)]
+        local = [0.0, 0.0, *map(float, flags), *_place(values)]
         contribution = torch.tensor(local, dtype=torch.float64, pin_memory=on_cuda)
         sums = contribution.to(loss.device, non_blocking=True)
         if _is_first_of_its_share():
@@ -85,13 +85,13 @@ class StepReduction:
 
 def gather(values: Sequence[float]) -> list[list[float]]:
     """Return the values of each rank; every rank calls this with as many."""
-    table = torch.tensor(_placed(values), dtype=torch.float64, device=torch.cuda.current_device())
+    table = torch.tensor(_place(values), dtype=torch.float64, device=torch.cuda.current_device())
     dist.all_reduce(table)
     rows: list[list[float]] = table.view(dist.get_world_size(), -1).tolist()
     return rows
 
 
-def _placed(values: Sequence[float]) -> list[float]:
+def _place(values: Sequence[float]) -> list[float]:
     """Return zeros for all ranks' values but this one's: the sum over the ranks is all of them."""
     places = [0.0] * (len(values) * dist.get_world_size())
     begin = len(values) * dist.get_rank()
