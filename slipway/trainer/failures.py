@@ -160,7 +160,7 @@ def _read(path: Path) -> Failure | None:
         return None
 
 
-def _is_alive(pid: int) -> bool:
+def _lives(pid: int) -> bool:
     try:
         # The state follows the name, which may hold anything: proc(5).
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
