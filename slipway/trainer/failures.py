@@ -70,9 +70,7 @@ class Peers:
         """Return the ranks of this host whose processes are no more."""
         this_host = socket.gethostname()
         return [
-            rank
-            for rank, (host, pid) in enumerate(self.addresses)
-            if host == this_host and not _is_alive(pid)
+            rank for rank, (host, pid) in enumerate(self.addresses) if host == this_host and not _lives(pid)
         ]
 
 
