@@ -60,7 +60,7 @@ def check_versions(machine: Machine) -> Iterator[Row]:
     except UserError as error:
         yield Row("versions", "failed", detail, str(error))
         return
-    yield Row("versions", "passed", "; ".join([detail, *requirements.outside_tried()]))
+    yield Row("versions", "passed", "; ".join([detail, *requirements.list_untested()]))
     problem = described["transformer_engine_problem"]
     if problem is None:
         yield Row("transformer_engine", "passed", f"{described['transformer_engine']} can be imported")

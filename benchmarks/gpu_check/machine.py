@@ -205,10 +205,10 @@ def describe() -> dict[str, Any]:
         facts[package] = requirements.version(package)
     torch = importlib.import_module("torch")
     facts["cuda"], facts["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
-    from slipway.trainer.device import driver_version, why_no_cuda
+    from slipway.trainer.device import driver_version, explain_no_cuda
 
     facts["driver"] = driver_version()
-    facts["no_cuda"] = None if torch.cuda.is_available() else why_no_cuda([])
+    facts["no_cuda"] = None if torch.cuda.is_available() else explain_no_cuda([])
     if facts["no_cuda"] is None:
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         for index in range(torch.cuda.device_count()):

@@ -112,7 +112,7 @@ def measure(directory: Path, layers: int, runs: int) -> int:
                 with checksums(name == WITH):
                     save_cost = seconds_of(lambda: Saver(session).end(0.0, None))
                     load_cost = seconds_of(lambda: load(session))
-                (checkpoint,) = store.complete(target)
+                (checkpoint,) = store.list_complete(target)
                 size = sum(checkpoint.marker.files.values())
                 assert bool(checkpoint.marker.checksums) == (name == WITH)
                 shutil.rmtree(target)
@@ -248,7 +248,7 @@ def measure_rank(directory: Path, layers: int, runs: int) -> None:
                 rank_costs: list[Any] = [None] * world.size
                 dist.all_gather_object(rank_costs, (times, peaks))
                 if world.is_main:
-                    (checkpoint,) = store.complete(target)
+                    (checkpoint,) = store.list_complete(target)
                     assert checkpoint.marker.optimizer == FORMATS[name][0]
                     size = sum(checkpoint.marker.files.values())
                     seconds = [

@@ -32,9 +32,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from slipway.trainer.logs import quiet  # noqa: E402
+from slipway.trainer.logs import silence_warnings  # noqa: E402
 
-quiet()
+silence_warnings()
 
 import numpy as np  # noqa: E402
 import yaml  # noqa: E402

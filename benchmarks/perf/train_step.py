@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from slipway.trainer.logs import quiet
+from slipway.trainer.logs import silence_warnings
 
-quiet()
+silence_warnings()
 
 import torch  # noqa: E402
 
@@ -119,7 +119,7 @@ def peer_steps(shape: Any, device: Any, precision: str, batches: list[Any]) -> d
 
 def micro_batches(settings: Settings, rank_context: Any) -> list[Any]:
     """Make the tokens of a step, once."""
-    from slipway.trainer.data.prefetch import moved
+    from slipway.trainer.data.prefetch import move_to_device
     from slipway.trainer.data.source import MockSource
     from slipway.trainer.loop.batch_building import make_batch_builder, vocabulary_of
 
@@ -127,7 +127,7 @@ def micro_batches(settings: Settings, rank_context: Any) -> list[Any]:
     source = MockSource(settings.seq_length, vocabulary.size, settings.seed)
     windows: list[int | None] = list(range(settings.global_batch))
     batch_builder = make_batch_builder(settings, rank_context, vocabulary)
-    return [moved(batch, rank_context.device) for batch in batch_builder.batches(source, windows)]
+    return [move_to_device(batch, rank_context.device) for batch in batch_builder.batches(source, windows)]
 
 
 def measure(steps: dict[str, Step], turns: int, count: int, device: Any) -> dict[str, list[Cost]]:

@@ -212,7 +212,7 @@ def disk_full(trial: Trial) -> None:
 def torn_checkpoint(trial: Trial) -> None:
     """Damage the newest checkpoint, and kill a rank."""
     trial.moment(earliest=2 * EVERY + 2)
-    checkpoints = store.complete(trial.checkpoints)
+    checkpoints = store.list_complete(trial.checkpoints)
     if len(checkpoints) > 1:  # on a busy machine, the second may still be written
         newest = checkpoints[-1]
         trial.torn.add(newest.marker.step)

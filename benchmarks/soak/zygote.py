@@ -321,7 +321,7 @@ def _serve(path: str, journal: str, modules: list[str]) -> None:
     if any(module.startswith("slipway.trainer") for module in modules):
         from slipway.trainer import cpu_shim, logs
 
-        logs.quiet()
+        logs.silence_warnings()
         cpu_shim.install()
     for module in modules:
         getattr(importlib.import_module(module), "warm_up", lambda: None)()

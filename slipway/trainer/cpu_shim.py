@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from slipway.trainer import needless
+from slipway.trainer import startup_cost
 
 # The modules on GPT's path that spell device="cuda" out.
 _LITERAL_CUDA = (
@@ -43,8 +43,8 @@ def install() -> bool:
     _skip_compilation()
     _replace_cuda_calls()
     _replace_rng()
-    needless.share_gloo_thread()
-    needless.skip_reductions_of_one()
+    startup_cost.share_gloo_thread()
+    startup_cost.skip_reductions_of_one()
     proxy = _TorchOnCpu()
     for name in _LITERAL_CUDA:
         importlib.import_module(name).torch = proxy  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ def _skip_compilation() -> None:
         return function if function is not None else (lambda inner: inner)
 
     torch.compile = uncompiled
-    needless.skip_compiler()
+    startup_cost.skip_compiler()
 
 
 def _replace_cuda_calls() -> None:
@@ -100,7 +100,7 @@ def _replace_cuda_calls() -> None:
 
 
 def _replace_rng() -> None:
-    """Let the CPU's generator stand in for the device's: dropout stays right under tensor parallelism."""
+    """Replace the device's generator by the CPU's: dropout stays right under tensor parallelism."""
 
     def get_state(*_: Any, **__: Any) -> Any:
         return torch.get_rng_state()
@@ -123,13 +123,13 @@ class _TorchOnCpu(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("torch")
         for name in _FACTORIES:
-            setattr(self, name, _on_cpu(getattr(torch, name)))
+            setattr(self, name, _make_on_cpu(getattr(torch, name)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
 
-def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+def _make_on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
     def create(*args: Any, **kwargs: Any) -> Any:
         if str(kwargs.get("device")).startswith("cuda"):
             kwargs["device"] = "cpu"

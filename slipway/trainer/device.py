@@ -54,7 +54,8 @@ def choose_device(world: World, accelerator: str) -> Any:
     Raises
     ------
     UserError
-        If a GPU is asked for and CUDA has none, in the driver's words, or a node has fewer GPUs than tasks.
+        If a GPU is requested and CUDA finds no GPU, in the driver's words, or a node has fewer GPUs than
+        tasks.
     """
     import torch
 
@@ -65,13 +66,13 @@ def choose_device(world: World, accelerator: str) -> Any:
         if accelerator in ("gpu", "cuda"):
             raise UserError(
                 f"trainer.accelerator={accelerator}: {socket.gethostname()} has no usable CUDA device: "
-                f"{why_no_cuda([str(warning.message) for warning in warned])}{_driver()}; {_EXPECTED}",
-                # Without a driver no task of the node has a GPU, and one tells it for all.
+                f"{explain_no_cuda([str(warning.message) for warning in warned])}{_driver()}; {_EXPECTED}",
+                # Without a driver no task of the node has a GPU, and one reports it for all.
                 found_by="rank" if driver_version() else "node",
             )
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    # With --gpus-per-task a task sees one device only, whatever its local rank.
+    # With --gpus-per-task a task of any local rank sees one device only.
     if 1 < count < world.local_size:
         raise UserError(
             f"{socket.gethostname()} has {world.local_size} tasks and {count} visible GPUs: expected a GPU "
@@ -99,7 +100,7 @@ def compare_devices(store: Any, world: World, device: Any) -> None:
     if kind != device.type:
         raise UserError(
             f"rank {world.rank} on {host} computes on {device.type}, and rank 0 on {first_host} on {kind}: "
-            f"{why_no_cuda([]) if device.type == 'cpu' else 'it has a CUDA device'}{_driver()}; {_EXPECTED}",
+            f"{explain_no_cuda([]) if device.type == 'cpu' else 'it has CUDA'}{_driver()}; {_EXPECTED}",
             found_by="rank",
         )
     if device.type == "cuda":
@@ -123,15 +124,15 @@ def claim_gpu(store: Any, world: World, host: str, gpu: str) -> None:
 
 
 def make_deterministic() -> None:
-    """Have torch choose deterministic kernels, or raise where an operation has none."""
+    """Have torch choose deterministic kernels, or raise where an operation has no such kernel."""
     import torch
 
     torch.use_deterministic_algorithms(True)
-    # Filling what is written over anyway costs time, and changes no number.
+    # Filling memory that is overwritten anyway costs time, and changes no number.
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def why_no_cuda(warned: list[str]) -> str:
+def explain_no_cuda(warned: list[str]) -> str:
     """Return why CUDA does not start, in torch's and the driver's own words.
 
     Parameters
@@ -151,7 +152,7 @@ def why_no_cuda(warned: list[str]) -> str:
     return " ".join(warned) or f"torch.cuda.is_available() is False (CUDA_VISIBLE_DEVICES={hidden})"
 
 
-def used_bytes(device: Any) -> int:
+def measure_used_bytes(device: Any) -> int:
     """Return the most bytes that tensors ever took on a GPU; on a CPU, the process's resident bytes."""
     import torch
 

@@ -99,7 +99,7 @@ def make_rank_context(
     )
 
 
-def on_all_ranks(action: Callable[[], T]) -> T:
+def run_on_all_ranks(action: Callable[[], T]) -> T:
     """Run `action` on every rank; a mistake of any rank is raised on all, so that it is reported once.
 
     Raises
@@ -123,12 +123,12 @@ def on_all_ranks(action: Callable[[], T]) -> T:
 
 def broadcast_from_rank0(action: Callable[[], T]) -> T:
     """Run `action` on rank 0 only and return its result on every rank."""
-    box: list[Any] = [on_all_ranks(action if dist.get_rank() == 0 else lambda: None)]
+    box: list[Any] = [run_on_all_ranks(action if dist.get_rank() == 0 else lambda: None)]
     dist.broadcast_object_list(box, src=0)
     return box[0]  # type: ignore[no-any-return]
 
 
-def any_rank(flag: bool, device: Any) -> bool:
+def is_any_set(flag: bool, device: Any) -> bool:
     """Return whether `flag` is set on any rank."""
     tensor = torch.tensor([float(flag)], device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)

@@ -1,4 +1,4 @@
-"""A diverged loss, and the exit codes of a training beside those of :mod:`slipway.common.errors`.
+"""A diverged loss, and a training's exit codes in addition to those of :mod:`slipway.common.errors`.
 
 A user's mistake is one message and exit code 2. A diverged loss is exit code 3. Everything else is a bug or
 a broken machine: it keeps its traceback and exits with 1. A training that was asked to stop is no error: it

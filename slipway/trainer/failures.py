@@ -1,9 +1,9 @@
 """Reports of failed ranks: the first one and its cause. Imports no torch.
 
 A rank that fails leaves ``failures/globalrank-<rank>.json`` in the directory of logs before it leaves, and so
-before the others can notice. Those lose their connection to it, look for what it left, and say so in one
-line: their own tracebacks would bury the one that tells the cause. One that was killed leaves nothing;
-another of its node finds its process gone, and writes that down for it.
+before the others can notice. Those lose their connection to it, look for its file, and quote it in one line:
+their own tracebacks would bury the one that shows the cause. A killed rank leaves no file; another of its
+node finds its process gone, and writes that down for it.
 
 It is a file for each rank, because appending to one file from several nodes is not atomic on NFS.
 """
@@ -59,14 +59,14 @@ class Peers:
 
     @classmethod
     def introduce(cls) -> Peers:
-        """Tell the other ranks who this process is, and learn who they are; every rank calls this."""
+        """Exchange hosts and process ids with the other ranks; every rank calls this."""
         import torch.distributed as dist
 
         addresses: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
         dist.all_gather_object(addresses, (socket.gethostname(), os.getpid()))
         return cls(tuple(addresses))
 
-    def gone(self) -> list[int]:
+    def find_gone(self) -> list[int]:
         """Return the ranks of this host whose processes are no more."""
         this_host = socket.gethostname()
         return [
@@ -75,7 +75,7 @@ class Peers:
 
 
 def forget(log_dir: Path, rank: int) -> None:
-    """Remove what this rank left when it failed in an earlier training with the same directory of logs."""
+    """Remove this rank's record of a failure in an earlier training with the same directory of logs."""
     (log_dir / DIRECTORY / _file_name(rank)).unlink(missing_ok=True)
 
 
@@ -84,18 +84,18 @@ def make(world: World, error: BaseException, log: str) -> Failure:
     return Failure(time.time(), world.rank, socket.gethostname(), _first_line(error), log)
 
 
-def first(log_dir: Path, ranks: int) -> Failure | None:
+def find_first(log_dir: Path, ranks: int) -> Failure | None:
     """Return the failure that came first, of those that the ranks left."""
     records = [_read(path) for path in (log_dir / DIRECTORY).glob("globalrank-*.json")]
     failures = [failure for failure in records if failure and failure.rank < ranks]
     return min(failures, key=lambda failure: (failure.time, failure.rank), default=None)
 
 
-def lost_peer(error: BaseException) -> bool:
+def is_lost_peer(error: BaseException) -> bool:
     """Return whether an exception only says that another rank is no more."""
     seen: BaseException | None = error
     while seen is not None:
-        # All of torch's are; a BrokenPipeError of ours, say of a closed terminal, is none.
+        # All of torch's are RuntimeErrors; a BrokenPipeError of ours, say of a closed terminal, is not.
         if isinstance(seen, RuntimeError) and _LOST.search(str(seen)):
             return True
         seen = seen.__cause__
@@ -108,24 +108,24 @@ def find_cause(log_dir: Path, world: World, peers: Peers) -> Failure | None:
     Returns
     -------
     Failure or None
-        None if nobody tells within :data:`PATIENCE_SECONDS`, as when a whole node is lost.
+        None without a record within :data:`PATIENCE_SECONDS`, as when a whole node is lost.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        # First who is gone, then what was left: a rank leaves its word before it goes.
-        gone = peers.gone()
-        cause = first(log_dir, world.size)
+        # First the lost processes, then the records: a rank leaves its record before it goes.
+        gone = peers.find_gone()
+        cause = find_first(log_dir, world.size)
         if cause is not None:
             return cause
         if gone:
-            return _gone_without_a_word(log_dir, gone[0])
+            return _record_vanished(log_dir, gone[0])
         if time.monotonic() > deadline:
             return None
         time.sleep(_POLL_SECONDS)
 
 
 def describe(cause: Failure | None, error: BaseException) -> str:
-    """Say in one line of what this rank failed, when that was the loss of another."""
+    """Describe in one line the loss of another rank, which this rank failed of."""
     if cause is None:
         return (
             "another rank was lost, and no rank reported why: its process may have been killed, or its node "
@@ -140,7 +140,7 @@ def _first_line(error: BaseException) -> str:
     return f"{kind}: {text.splitlines()[0]}" if text else kind
 
 
-def _gone_without_a_word(log_dir: Path, rank: int) -> Failure:
+def _record_vanished(log_dir: Path, rank: int) -> Failure:
     killed = "its process is gone without a word: killed by a signal, or for want of memory"
     failure = Failure(time.time(), rank, socket.gethostname(), killed)
     failure.write(log_dir)

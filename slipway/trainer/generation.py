@@ -26,8 +26,8 @@ from slipway.trainer.checkpoint.files import read_mapping
 from slipway.trainer.conversion.origin import describe
 from slipway.trainer.conversion.spec import read_conversion
 from slipway.trainer.conversion.tokenizer_files import FAST, OPTIONS, write_tokenizer
-from slipway.trainer.logs import quiet
-from slipway.trainer.needless import no_garbage
+from slipway.trainer.logs import silence_warnings
+from slipway.trainer.startup_cost import pause_garbage_collection
 
 # What other verbs call the options of this one.
 _OPTIONS = {
@@ -39,7 +39,7 @@ _OPTIONS = {
     "conversion.tokenizer_dir": "--tokenizer",
     "training.resume.trust_owner=": "--trust-owner ",
 }
-# What a tokenizer writes for bytes that are no character, or not yet a whole one.
+# A tokenizer's replacement for bytes that are no character, or not yet a whole one.
 _INCOMPLETE = "\ufffd"
 
 
@@ -51,8 +51,6 @@ class Request:
     ----------
     conversion
         Which checkpoint, and with which tokenizer: keys of the node `conversion`.
-    prompts
-        The beginnings of the texts.
     max_tokens
         The most tokens that follow each of them.
     temperature, top_p
@@ -77,7 +75,7 @@ def main() -> int:
     """Answer the request that stdin holds; return the exit code."""
     # Libraries may print.
     answers, sys.stdout = sys.stdout, sys.stderr
-    quiet()
+    silence_warnings()
     try:
         requirements.check((*requirements.TRAINING, "tokenizers"))
         _answer(Request(**json.load(sys.stdin)), answers)
@@ -95,18 +93,18 @@ def _answer(request: Request, answers: TextIO) -> None:
         print(json.dumps(content), file=answers, flush=True)
 
     # Importing torch and megatron-core takes seconds, after a look for them.
-    with no_garbage():
+    with pause_garbage_collection():
         from slipway.trainer.checkpoint import reader
-        from slipway.trainer.conversion.convert import chosen
-        from slipway.trainer.model.single_process import load_model, settings_of, single_process
+        from slipway.trainer.conversion.convert import choose_checkpoints
+        from slipway.trainer.model.single_process import enter_single_process, load_model, settings_of
 
     conversion = read_conversion({**request.conversion, "to": "huggingface", "output": os.devnull})
-    (checkpoint,) = chosen(conversion)
+    (checkpoint,) = choose_checkpoints(conversion)
     check_owners(checkpoint.path, None, request.trust_owner)
     description = describe(conversion, checkpoint)
     if description.encoder is not None:
         raise UserError(
-            f"{checkpoint.path} is a T5, which fills in what was taken out of a text, and continues none: "
+            f"{checkpoint.path} is a T5, which fills gaps in a text, and cannot continue one: "
             "slipway convert makes a model of it for transformers"
         )
     tokenizer = _Tokenizer(description, conversion.tokenizer_dir)
@@ -118,7 +116,7 @@ def _answer(request: Request, answers: TextIO) -> None:
                 f"a prompt has {len(ids):,} tokens, and the model was trained on windows of {window:,}: "
                 f"expected at most {window - 1:,}"
             )
-    with single_process(settings) as rank_context:
+    with enter_single_process(settings) as rank_context:
         damage = reader.verify(checkpoint, rank_context)
         if damage is not None:
             raise UserError(f"the checkpoint {checkpoint.path} is damaged ({damage})")
@@ -171,11 +169,11 @@ def _tokens(
         read += len(new)
         context.sequence_len_offset = read
         context.enable_decode_mode()
-        new = [_drawn(logits[0, -1, : description.vocabulary.size].float().cpu(), request, generator)]
+        new = [_draw(logits[0, -1, : description.vocabulary.size].float().cpu(), request, generator)]
         yield new[0]
 
 
-def _drawn(logits: Any, request: Request, generator: Any) -> int:
+def _draw(logits: Any, request: Request, generator: Any) -> int:
     """Return a token by its logits ``[vocabulary]``."""
     if not logits.isfinite().all():
         raise UserError("the model's logits are not finite: the training of this checkpoint diverged")

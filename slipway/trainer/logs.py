@@ -36,7 +36,7 @@ def rank_log_name(world: World) -> str:
     return f"nemo_log_globalrank-{world.rank}_localrank-{world.local_rank}.txt"
 
 
-def quiet() -> None:
+def silence_warnings() -> None:
     """Keep the libraries' warnings off the terminal; call it before importing them."""
     warnings.filterwarnings("ignore")
     logging.captureWarnings(True)
@@ -45,12 +45,12 @@ def quiet() -> None:
 def start_logging(log_dir: Path, world: World) -> None:
     """Log this process to its file in `log_dir` (created if need be), rank 0 to stdout as well.
 
-    Warnings of megatron-core and torch, and what the level of debugging has, go to the file only.
+    Warnings of megatron-core and torch, and debug messages, go to the file only.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     to_file = logging.FileHandler(log_dir / rank_log_name(world), encoding="utf-8")
     to_file.setFormatter(logging.Formatter(f"[%(asctime)s %(levelname)s rank {world.rank}] %(message)s"))
-    to_file.addFilter(_is_signal)
+    to_file.addFilter(lambda record: not _NOISE.search(record.getMessage()))
     logging.getLogger().addHandler(to_file)
     logging.getLogger().setLevel(logging.WARNING)
     LOGGER.setLevel(logging.DEBUG)
@@ -71,10 +71,6 @@ def record_failure(log_dir: Path | None, world: World, error: Exception, peers: 
     ----------
     log_dir
         The directory of logs; None if it is not known yet.
-    world
-        This process among all.
-    error
-        What it failed of.
     peers
         The other processes, if they are known yet.
     """
@@ -85,46 +81,46 @@ def record_failure(log_dir: Path | None, world: World, error: Exception, peers: 
         print(text, file=sys.stderr, flush=True)
         return
     _append(log_dir, [rank_log_name(world)], text)
-    line = _of_another(log_dir, world, error, peers)
+    line = _describe_other(log_dir, world, error, peers)
     if line is None:
         print(text, file=sys.stderr, flush=True)
         _append(log_dir, [ERROR_LOG], text)
     elif world.local_rank == 0:
-        # One of a node is enough: thousands would hide what they tell of.
+        # One of a node is enough: thousands would bury the message.
         print(f"{name}: {line}", file=sys.stderr, flush=True)
         _append(log_dir, [ERROR_LOG], f"{name}: {line}\n")
     if line is not None:
         _append(log_dir, [rank_log_name(world)], f"{name}: {line}\n")
 
 
-def _of_another(log_dir: Path, world: World, error: Exception, peers: failures.Peers) -> str | None:
-    """Return the line that says what another rank failed of; None if this rank has a cause of its own."""
-    if world.size > 1 and failures.lost_peer(error):
+def _describe_other(log_dir: Path, world: World, error: Exception, peers: failures.Peers) -> str | None:
+    """Return the line about another rank's failure; None if this rank's failure has another cause."""
+    if world.size > 1 and failures.is_lost_peer(error):
         return failures.describe(failures.find_cause(log_dir, world, peers), error)
     mine = failures.make(world, error, rank_log_name(world))
-    before = failures.first(log_dir, world.size)
+    before = failures.find_first(log_dir, world.size)
     mine.write(log_dir)
     if before and before.rank != mine.rank and before.error == mine.error:
         return f"the same as rank {before.rank}: {mine.error}"
     return None
 
 
-# Longer than ranks differ in reaching the same mistake; the teller's exit ends the wait.
-TELLING_SECONDS = 10.0
+# Longer than ranks differ in reaching the same mistake; the reporter's exit ends the wait.
+REPORT_SECONDS = 10.0
 
 
 def record_mistake(log_dir: Path | None, world: World, error: UserError) -> None:
-    """Tell the user's mistake once on stderr and in the error log, or where it alone is known."""
-    is_teller = {"job": world.is_main, "node": world.local_rank == 0, "rank": True}
-    if is_teller[error.found_by]:
+    """Report the user's mistake on stderr and in the error log: once, or from each node or rank with it."""
+    is_reporter = {"job": world.is_main, "node": world.local_rank == 0, "rank": True}
+    if is_reporter[error.found_by]:
         text = f"error: {error}"
         print(text, file=sys.stderr, flush=True)
         if log_dir is not None and log_dir.is_dir():
             _append(log_dir, [ERROR_LOG, rank_log_name(world)], f"{text}\n")
             failures.make(world, error, ERROR_LOG).write(log_dir)
         return
-    # The first rank to leave ends the others: leaving before the one that tells would silence it.
-    time.sleep(TELLING_SECONDS)
+    # The first rank to leave ends the others: leaving before the reporter would silence it.
+    time.sleep(REPORT_SECONDS)
 
 
 def _append(log_dir: Path, names: list[str], text: str) -> None:
@@ -145,7 +141,3 @@ class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
-
-
-def _is_signal(record: logging.LogRecord) -> bool:
-    return not _NOISE.search(record.getMessage())

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
-from slipway.trainer import errors, failures, logs, needless, requirements
-from slipway.trainer.config.check import check_keys, unused, unused_report
+from slipway.trainer import errors, failures, logs, requirements, startup_cost
+from slipway.trainer.config.check import check_keys, find_unused, report_unused
 from slipway.trainer.config.layout import Layout, make_layout
 from slipway.trainer.config.load import flatten, load_config
 from slipway.trainer.config.settings import Settings, read_settings
@@ -70,12 +70,12 @@ def _pretrain(options: argparse.Namespace, process: _Process) -> int:
         process.log_dir = settings.output.log_dir
         # Before torch is imported: that loads OpenMP, and rank 0 writes torch's version down.
         prepare_environment(settings, os.environ)
-        needless.skip_s3()
+        startup_cost.skip_s3()
         _open_logs(settings.output.log_dir, world, config)
         return _train(settings, layout, process, flat, options)
     except UserError as error:
-        # The rank that tells of it may be gone first, and bring signals to those that wait for that.
-        process.signals.ended(EXIT_USER_ERROR)
+        # The rank that reports it may leave first, and bring signals to those that wait for it.
+        process.signals.mark_ended(EXIT_USER_ERROR)
         logs.record_mistake(process.log_dir, world, error)
         return EXIT_USER_ERROR
     except errors.DivergedError as error:
@@ -102,7 +102,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
-    logs.quiet()
+    logs.silence_warnings()
     try:
         logs.start_logging(log_dir, world)
     except OSError as error:
@@ -121,8 +121,8 @@ def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
 def _train(
     settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], options: argparse.Namespace
 ) -> int:
-    # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
-    with needless.no_garbage():
+    # Importing torch and megatron-core takes seconds: report a mistake in the configuration before.
+    with startup_cost.pause_garbage_collection():
         from slipway.trainer import cpu_shim
         from slipway.trainer.distributed import make_rank_context, process_group
 
@@ -131,7 +131,7 @@ def _train(
             make_deterministic()
 
         from slipway.trainer.loop.run import train
-        from slipway.trainer.loop.saving import sole_writer
+        from slipway.trainer.loop.saving import lock_directory
         from slipway.trainer.loop.session import open_session
         from slipway.trainer.loop.startup_report import startup_report
         from slipway.trainer.loop.stopping import REASONS, Stopping
@@ -139,11 +139,11 @@ def _train(
     with process_group(process.world, settings.accelerator, settings.timeouts) as device:
         process.peers = failures.Peers.introduce()
         rank_context = make_rank_context(process.world, layout, device, settings.timeouts)
-        with sole_writer(settings, rank_context) as lock:
+        with lock_directory(settings, rank_context) as lock:
             session = open_session(settings, rank_context)
-            keys, overridden = unused(flat, cuda=not on_cpu), overridden_keys(options.config_path)
+            keys, overridden = find_unused(flat, cuda=not on_cpu), overridden_keys(options.config_path)
             log = settings.output.log_dir / logs.rank_log_name(process.world)
-            for line in (*startup_report(session), *unused_report(keys, overridden, log)):
+            for line in (*startup_report(session), *report_unused(keys, overridden, log)):
                 logs.LOGGER.info(line)
             for key, reason in keys.items():
                 logs.LOGGER.debug("%s: no effect here: %s", key, reason)
@@ -151,12 +151,12 @@ def _train(
             try:
                 reason = train(session, stopping, options.stop_after, lock)
             except UserError:
-                if lock is not None and lock.lost():
+                if lock is not None and lock.find_lost():
                     process.log_dir = None  # by now it may be another training's
                 raise
             code = errors.EXIT_STOPPED if reason in REASONS else EXIT_OK
             # The first rank to leave with another code than 0 may bring signals to those that are behind it.
-            process.signals.ended(code)
+            process.signals.mark_ended(code)
     return code
 
 

@@ -32,7 +32,7 @@ def check_versions() -> None:
     UserError
         If megatron-core is not 0.16, or torch is older than megatron-core 0.16's interfaces need.
     """
-    core, torch = _numbered("megatron-core"), _numbered("torch")
+    core, torch = _parse_version("megatron-core"), _parse_version("torch")
     if core and not _CORE[0] <= core[1] < _CORE[1]:
         problem = f"has megatron-core {core[0]}: engine=megatron is written for 0.16"
     elif torch and torch[1] < _OLDEST_TORCH:
@@ -47,11 +47,11 @@ def check_versions() -> None:
     )
 
 
-def outside_tried() -> list[str]:
+def list_untested() -> list[str]:
     """Return a note for each library whose version is beyond those that were tried."""
     notes = []
     for package, (first, end) in _TRIED.items():
-        installed = _numbered(package)
+        installed = _parse_version(package)
         if installed and not first <= installed[1] < end:
             tried = f"{'.'.join(map(str, first))} to below {'.'.join(map(str, end))}"
             notes.append(f"note: {package} {installed[0]}: not tested with this trainer; {tried} are")
@@ -59,15 +59,15 @@ def outside_tried() -> list[str]:
 
 
 def version(package: str) -> str | None:
-    """Return an installed package's version; None if nothing tells it."""
+    """Return an installed package's version; None if it is unknown."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _numbered(package: str) -> tuple[str, tuple[int, ...]] | None:
-    """Return a package's version as text and its first two numbers; None if nothing tells it."""
+def _parse_version(package: str) -> tuple[str, tuple[int, ...]] | None:
+    """Return a package's version as text and its first two numbers; None if it is unknown."""
     text = version(package)
     match = re.match(r"(\d+)\.(\d+)", text) if text else None
     return (text, (int(match[1]), int(match[2]))) if text and match else None
@@ -78,8 +78,6 @@ def check(modules: Sequence[str], way_out: str = "", extra: str = "train") -> No
 
     Parameters
     ----------
-    modules
-        Their names.
     way_out
         What would do without them, if anything.
     extra

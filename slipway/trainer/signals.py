@@ -7,7 +7,7 @@ before the first step has nothing to save, and leaves at once: after SIGUSR1 wit
                       SIGTERM with 1, because srun sends it to all ranks when one fails, and the
                       job's exit code is the highest of all ranks'
 while it trains       finishes its step, saves and leaves with 75: the loop asks :meth:`StopSignals.requested`
-SIGTERM after that    leaves at once with 143, whatever it is doing; a further SIGUSR1
+SIGTERM after that    leaves at once with 143, unsaved; a further SIGUSR1
                       asks for nothing new: a user and Slurm may both have it save before its end
 after its end         leaves at once with the exit code that it has by then
 ====================  ==================================================================================
@@ -46,7 +46,7 @@ class StopSignals:
     Parameters
     ----------
     rank
-        Named in what is said when the process leaves at once.
+        Named in the message of leaving at once.
     """
 
     def __init__(self, rank: int) -> None:
@@ -62,7 +62,7 @@ class StopSignals:
         read, write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(write, False)
         for number in STOP_SIGNALS:
-            signal.signal(number, _nothing)
+            signal.signal(number, _do_nothing)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=_ignore)
         threading.Thread(target=self._watch, args=(read,), name="signals", daemon=True).start()
@@ -71,13 +71,13 @@ class StopSignals:
         """Return the signal that asked this process to stop, if one did."""
         return self._first
 
-    def training(self) -> None:
+    def mark_training(self) -> None:
         """From now on there is something to save: a signal is left to the loop."""
         with self._lock:
             self._stage = _Stage.TRAINING
 
-    def ended(self, code: int) -> None:
-        """Nothing is left to be done here: whatever comes, the exit code is `code`."""
+    def mark_ended(self, code: int) -> None:
+        """Record that the work is done: a later signal ends the process with `code`."""
         with self._lock:
             self._stage, self._code = _Stage.ENDED, code
 
@@ -111,8 +111,8 @@ class StopSignals:
         os._exit(code)
 
 
-def _nothing(number: int, frame: object) -> None:
-    """Stand as a handler, so that C's part is done: the pipe is written to."""
+def _do_nothing(number: int, frame: object) -> None:
+    """Handle a signal by doing nothing: with a handler, C writes its number into the pipe."""
 
 
 def _ignore() -> None:

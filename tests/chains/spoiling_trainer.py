@@ -23,7 +23,7 @@ STEPS = 6
 
 def spoil(checkpoints: Path, record: Path, seed: str) -> None:
     """Damage the newest checkpoint, sometimes the one before as well; record how, and what is left."""
-    complete = store.complete(checkpoints)
+    complete = store.list_complete(checkpoints)
     chance = random.Random(f"{seed} {len(complete)} {os.environ['SLURM_JOB_ID']}")
     count = 2 if chance.random() < 0.25 else 1
     damages = [
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
     directory, seed, count = os.environ[SPOIL].rsplit(":", 2)
     checkpoints, record = Path(directory), Path(directory).with_name(RECORD)
-    if store.complete(checkpoints) and os.environ["RANK"] == "0":
+    if store.list_complete(checkpoints) and os.environ["RANK"] == "0":
         spoil(checkpoints, record, seed)
     compute, left = run.train_losses, STEPS
 

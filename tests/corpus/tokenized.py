@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.trainer.config.tokenizer import Tokenizer
-from slipway.trainer.data.tokenized import TokenizerRecord, of_data
+from slipway.trainer.data.tokenized import TokenizerRecord, read_data_tokenizer
 from tests.corpus.preparing import prepare, write_lines
 
 TEXTS = ["the river and the stone of 1234 items", "water light <|im_end|> of the running river"] * 40
@@ -33,7 +33,7 @@ class TokenizedSet:
 
     @property
     def record(self) -> TokenizerRecord:
-        record = of_data(self.prefix)
+        record = read_data_tokenizer(self.prefix)
         assert record is not None
         return record
 

@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     settings = read_settings(flatten(load_config(config.parent, config.name)))
     settings.output.log_dir.mkdir(parents=True, exist_ok=True)
     world = World.from_environment(os.environ)
-    names = [checkpoint.path.name for checkpoint in store.complete(pristine)]
+    names = [checkpoint.path.name for checkpoint in store.list_complete(pristine)]
     runs = ChainRuns(pristine, settings.saving.directory, names)
     entries: list[dict[str, Any]] = []
     with process_group(world, "auto") as device:
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
         for _ in range(count):
             damages = broadcast_from_rank0(lambda: runs.damage(chance))
             entry = continue_training(session)
-            aside = sorted(path.name for path in store.damaged(runs.work))
+            aside = sorted(path.name for path in store.list_damaged(runs.work))
             remaining = sorted(path.name for path in runs.work.iterdir() if not path.is_symlink())
             entries.append({**entry, "damages": damages, "aside": aside, "left": remaining})
             dist.barrier()

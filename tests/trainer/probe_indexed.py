@@ -13,9 +13,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from slipway.trainer.logs import quiet
+from slipway.trainer.logs import silence_warnings
 
-quiet()
+silence_warnings()
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

@@ -138,10 +138,10 @@ def masks_kept(settings: Settings, rank_context: Any) -> int:
 
 def repeated_groups() -> float:
     """Return by how much attention with repeated keys and values differs from that with groups."""
-    from slipway.trainer.model.attention import added_mask, repeat_groups
+    from slipway.trainer.model.attention import make_added_mask, repeat_groups
 
     query, key, value = (torch.randn(8, 2, heads, 16, dtype=torch.float64) for heads in (4, 2, 2))
-    mask = added_mask(torch.rand(2, 1, 8, 8) < 0.3, torch.float64)
+    mask = make_added_mask(torch.rand(2, 1, 8, 8) < 0.3, torch.float64)
 
     def attend(*parts: Any) -> Any:
         rows = [part.permute(1, 2, 0, 3) for part in parts]

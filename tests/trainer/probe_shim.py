@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from slipway.trainer.logs import quiet
+from slipway.trainer.logs import silence_warnings
 
-quiet()
+silence_warnings()
 
 import torch  # noqa: E402
 

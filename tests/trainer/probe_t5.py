@@ -66,7 +66,7 @@ def batches(settings: Settings) -> list[Any]:
     assert settings.denoising is not None
     width = settings.architecture.seq_length
     lengths = sample_lengths(settings.denoising, settings.seq_length, width)
-    vocabulary = Vocabulary(TEXT, 0, "made up").with_sentinels(SENTINELS)
+    vocabulary = Vocabulary(TEXT, 0, "made up").add_sentinels(SENTINELS)
     batch_builder = T5BatchBuilder(lengths, vocabulary, width, (1, 0), 2, torch.device("cpu"))
     return list(batch_builder.batches(MockSource(lengths.raw, TEXT, 1), list(range(8)), range(8)))
 

@@ -106,7 +106,7 @@ def counts_of(interleaving: Interleaving, first: int, last: int, samples: int) -
     if last - first == 1:
         return [samples]
     middle = (first + last) // 2
-    left = interleaving._left(first, middle, last, samples)
+    left = interleaving._count_left(first, middle, last, samples)
     right = counts_of(interleaving, middle, last, samples - left)
     return [*counts_of(interleaving, first, middle, left), *right]
 

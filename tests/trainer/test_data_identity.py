@@ -183,8 +183,8 @@ def test_data_of_other_names_are_distinguished_from_moved_ones(tmp_path: Path) -
         (tmp_path / name).write_bytes(content)
     a, moved, b = (identify([input_file(tmp_path / f"{name}.bin")]) for name in ("a", "moved", "b"))
     assert differences(a, moved) == differences(a, b) == []
-    assert identity.renamed(a, moved) == ([], [])
-    assert identity.renamed(a, b) == ([str(tmp_path / "a.bin")], [str(tmp_path / "b.bin")])
+    assert identity.find_renamed(a, moved) == ([], [])
+    assert identity.find_renamed(a, b) == ([str(tmp_path / "a.bin")], [str(tmp_path / "b.bin")])
 
 
 def test_launcher_runs_the_module_as_a_program(tmp_path: Path) -> None:

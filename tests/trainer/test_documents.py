@@ -68,14 +68,14 @@ def test_documents_are_kept_apart() -> None:
 def test_mask_is_made_on_the_device_from_the_numbers_of_the_documents() -> None:
     import torch
 
-    from slipway.trainer.data.prefetch import moved
+    from slipway.trainer.data.prefetch import move_to_device
 
     batch = batch_of([1, 2, END, 3, 4, 5], [1, 2, 3, 4, 5, 6])
     # All tensors that are made ahead, pinned and copied are as long as a window, never its square.
     prepared = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
     assert {tuple(tensor.shape) for tensor in prepared} == {(2, 5)}
     assert len(prepared) == 5
-    assert forbidden(moved(batch, torch.device("meta"))).device.type == "meta"
+    assert forbidden(move_to_device(batch, torch.device("meta"))).device.type == "meta"
 
 
 def test_each_reset_is_independent() -> None:

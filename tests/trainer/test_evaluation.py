@@ -486,7 +486,7 @@ def test_data_that_are_not_the_trainings_are_found(
     settings = read_settings(before)
     blend = settings.data.heldout
     assert blend is not None
-    files = identity.to_json(identity.of_data(settings.data, blend.prefixes))
+    files = identity.to_json(identity.identify_data(settings.data, blend.prefixes))
     marker = Marker(2, 8, 1, 1, 1, {}, data=files, configuration=before)
     content = changes.pop("BIN", None)
     if content is not None:

@@ -54,7 +54,7 @@ def test_one_rank_raises_and_the_others_point_at_it(trainings: Any, pool: WarmPo
     error_log = (run.log_dir / "nemo_error_log.txt").read_text()
     assert error_log.count("Traceback") == 1
     assert line in error_log
-    first = failures.first(run.log_dir, 4)
+    first = failures.find_first(run.log_dir, 4)
     assert first is not None
     assert (first.rank, first.host, first.error) == (2, host, "ValueError: a matrix is missing")
 
@@ -67,13 +67,13 @@ def test_killed_rank_is_named_by_another(trainings: Any, pool: WarmPool) -> None
     assert "Traceback" not in run.output()
     assert "rank 0 (local rank 0): rank 3 on " in run.output(0)
     assert "its process is gone without a word" in run.output(0)
-    first = failures.first(run.log_dir, 4)
+    first = failures.find_first(run.log_dir, 4)
     assert first is not None
     assert first.rank == 3
     # Failures of one launch are not reported by the next with the same logs.
     again = Run(trainings, pool, "killed", {**MOCK, "trainer.max_steps": 3}, 4)
     assert again.end() == [0, 0, 0, 0], again.output()
-    assert failures.first(run.log_dir, 4) is None
+    assert failures.find_first(run.log_dir, 4) is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -105,16 +105,16 @@ def world(rank: int, size: int) -> World:
 
 
 def test_first_failure_is_the_earliest_of_the_ranks(tmp_path: Path) -> None:
-    assert failures.first(tmp_path, 8) is None
+    assert failures.find_first(tmp_path, 8) is None
     for rank, seconds in ((1, 30.0), (5, 20.0), (7, 10.0)):
         Failure(seconds, rank, "n1", "an error").write(tmp_path)
     (tmp_path / failures.DIRECTORY / "globalrank-0.json").write_text("{half")
-    first = failures.first(tmp_path, 6)
+    first = failures.find_first(tmp_path, 6)
     assert first is not None
     assert first.rank == 5
     failures.forget(tmp_path, 5)
     failures.forget(tmp_path, 5)
-    first = failures.first(tmp_path, 6)
+    first = failures.find_first(tmp_path, 6)
     assert first is not None
     assert first.rank == 1
 
@@ -128,7 +128,7 @@ def test_rank_that_left_an_error_is_named_before_one_that_is_gone(
     # Nobody waits for the child: a zombie is gone too.
     host = socket.gethostname()
     peers = Peers(((host, os.getpid()), (host, child), ("elsewhere", 1)))
-    while peers.gone() != [1]:
+    while peers.find_gone() != [1]:
         time.sleep(0.01)
     Failure(time.time(), 2, "elsewhere", "ValueError: no").write(tmp_path)
     cause = failures.find_cause(tmp_path, world(0, 3), peers)
@@ -155,10 +155,10 @@ def test_rank_that_left_an_error_is_named_before_one_that_is_gone(
     ],
 )
 def test_exceptions_of_a_lost_peer_are_recognised(error: Exception, expected: bool) -> None:
-    assert failures.lost_peer(error) is expected
+    assert failures.is_lost_peer(error) is expected
     outer = RuntimeError("the checkpoint cannot be written")
     outer.__cause__ = error
-    assert failures.lost_peer(outer) is expected
+    assert failures.is_lost_peer(outer) is expected
 
 
 def test_same_error_of_many_ranks_is_printed_in_full_once(tmp_path: Path, capsys: Any) -> None:

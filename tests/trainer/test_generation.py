@@ -10,7 +10,7 @@ import pytest
 
 from launcher.cli.app import main
 from slipway.trainer.conversion.convert import convert
-from slipway.trainer.generation import Request, _drawn
+from slipway.trainer.generation import Request, _draw
 from tests.trainer.conversion.checkpoints import write_checkpoint
 from tests.trainer.conversion.test_export import conversion
 from tests.trainer.conversion.test_weight_map import QWEN2, SIZE, STABLELM, description
@@ -72,7 +72,7 @@ def test_t5_is_refused(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFi
     write_checkpoint(tmp_path / "checkpoints", description(FAMILIES["t5"]))
     arguments = ["generate", str(tmp_path / "checkpoints"), "a", "--tokenizer", str(tokenizer)]
     assert main(arguments) == 2
-    assert "is a T5, which fills in what was taken out of a text" in capsys.readouterr().err
+    assert "is a T5, which fills gaps in a text, and cannot continue one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_draws_are_of_the_most_probable_tokens_and_follow_the_seed() -> None:
     def draws(temperature: float, top_p: float, seed: int = 1) -> list[int]:
         request = Request({}, [], 1, temperature, top_p, seed, None)
         generator = torch.Generator().manual_seed(seed)
-        return [_drawn(logits, request, generator) for _ in range(200)]
+        return [_draw(logits, request, generator) for _ in range(200)]
 
     assert set(draws(0, 1)) == {1}
     assert set(draws(1e-40, 1)) == {1}

@@ -24,7 +24,7 @@ CHANGES = ("os.mkdir", "os.rename", "os.symlink", "os.remove", "os.rmdir", "os.t
 def save(directory: Path, step: int) -> store.Checkpoint:
     """Save as a training of two ranks that keeps two checkpoints and removes an earlier one's leftovers."""
     saving = Saving(True, directory, "{step}", every=1, background=False, keep=1, monitor="step", mode="max")
-    leftovers = store.leftovers(directory)
+    leftovers = store.list_leftovers(directory)
     unfinished = store.begin(directory, f"step={step}")
     files = {}
     for rank in (0, 1):
@@ -71,7 +71,7 @@ def die_at(action: Callable[[], object], count: int) -> bool:
 
 def check(directory: Path, steps: tuple[int, ...]) -> int:
     """Check the conditions that hold at any moment; return the newest checkpoint's step."""
-    checkpoint, incomplete = store.newest(directory)
+    checkpoint, incomplete = store.find_newest(directory)
     assert checkpoint is not None
     assert checkpoint.marker.step in steps
     for rank in (0, 1):
@@ -118,7 +118,7 @@ def test_kill_at_every_change_of_the_first_save_leaves_a_complete_checkpoint_or_
         count += 1
         directory = tmp_path / str(count)
         killed = die_at(lambda directory=directory: save(directory, 1), count)
-        checkpoint, _ = store.newest(directory)
+        checkpoint, _ = store.find_newest(directory)
         if checkpoint is not None:
             check(directory, (1,))
         if not killed:

@@ -12,7 +12,7 @@ import pytest
 
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import model_keys
-from slipway.trainer.config.check import check_keys, unused, unused_report
+from slipway.trainer.config.check import check_keys, find_unused, report_unused
 from slipway.trainer.config.keys import KEYS, Implemented, status_of
 from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.load import flatten
@@ -38,7 +38,7 @@ def test_a_misspelt_key_is_refused_with_the_right_spelling(flat: dict[str, Any])
 
 
 def test_keys_without_effect_are_reported_with_the_reason(flat: dict[str, Any], tmp_path: Path) -> None:
-    keys = unused({**flat, "model.fp8_margin": 0, "model.transformer_engine": True}, cuda=False)
+    keys = find_unused({**flat, "model.fp8_margin": 0, "model.transformer_engine": True}, cuda=False)
     assert "FP8 is Transformer Engine's" in keys["model.fp8_margin"]
     assert "Transformer Engine" in keys["model.transformer_engine"]
     assert "model.num_layers" not in keys
@@ -47,11 +47,11 @@ def test_keys_without_effect_are_reported_with_the_reason(flat: dict[str, Any], 
         (["+training.model.fp8_margin=0", "training=gpt3/tiny"], ["fp8_margin"]),
     ):
         (tmp_path / "launcher.json").write_text(json.dumps({"overrides": overridden}))
-        *own, others = unused_report(keys, overridden_keys(tmp_path), tmp_path / "log")
+        *own, others = report_unused(keys, overridden_keys(tmp_path), tmp_path / "log")
         assert [line.split(": ")[1] for line in own] == [f"model.{name}" for name in notes]
         assert others.startswith(f"{len(keys) - len(notes)} keys have no effect here: ")
     assert overridden_keys(tmp_path / "nowhere") == set()
-    assert unused_report({}, (), tmp_path) == []
+    assert report_unused({}, (), tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
         ("model.data.data_prefix", [10**400, "/a"], "[weight, prefix,"),
         ("model.data.data_prefix", {}, "[weight, prefix,"),
         ("model.optim.sched.name", "WarmupAnneal", "did you mean 'WarmupAnnealing'"),
-        ("model.optim.sched.warmup_ratio", 0.1, "null beside model.optim.sched.warmup_steps=2"),
+        ("model.optim.sched.warmup_ratio", 0.1, "null with model.optim.sched.warmup_steps=2"),
         ("model.optim.sched.constant_ratio", 1.5, "at most 1"),
         ("model.do_layer_norm_weight_decay", "yes", "True or False"),
         ("model.rampup_batch_size", [4, 2], "three whole numbers"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slipway.trainer.data.heldout import entropy, heldout_windows, unigram_entropy
 from slipway.trainer.data.order import Order, Permutation, rank_share
 from slipway.trainer.data.seeds import HELDOUT, sample_seed
-from slipway.trainer.data.source import MockSource, Tokens, counted_targets, loss_mask
+from slipway.trainer.data.source import MockSource, Tokens, loss_mask, select_targets
 
 pytestmark = pytest.mark.trainer
 
@@ -125,7 +125,7 @@ def test_the_entropy_is_of_the_evaluated_targets() -> None:
     batches: list[list[int | None]] = [[1, 2, None, None]]
 
     def targets(masked: int | None) -> Callable[[int], Tokens]:
-        return lambda window: counted_targets(Counting().window(window), masked)
+        return lambda window: select_targets(Counting().window(window), masked)
 
     assert unigram_entropy(targets(None), batches, 10) == (4, pytest.approx(math.log(2)))
     # Window 2's loss does not count: only ones are left.

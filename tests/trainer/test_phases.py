@@ -15,7 +15,7 @@ from slipway.common.errors import UserError
 from slipway.trainer.config.check import check_keys
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
-from slipway.trainer.report.memory import fullest
+from slipway.trainer.report.memory import find_fullest
 from slipway.trainer.report.phases import PHASES, PhaseTimer, compare
 from tests.trainer.conftest import Trainings
 
@@ -64,7 +64,7 @@ def test_memory_is_that_of_the_fullest_rank(slow_training: Any) -> None:
         # Rank 0 looks once more when the step has ended, and grows meanwhile, by less than a model.
         assert line["allocated_bytes"]["max"] > train["memory_bytes"] - (64 << 20)
     ranks = [[5.0, 6.0, 0.0], [7.0, 7.0, 0.0], [1.0, 9.0, 2.0]]
-    assert fullest(ranks) == {
+    assert find_fullest(ranks) == {
         "allocated_bytes": {"max": 7, "rank": 1},
         "reserved_bytes": {"max": 9, "rank": 2},
         "allocation_retries": {"max": 2, "rank": 2},
@@ -125,7 +125,7 @@ def test_phase_inside_another_interrupts_it(monkeypatch: pytest.MonkeyPatch) -> 
         with timer.phase("forward_backward"):
             now += 1
             next(batches)
-            timer.timed("reduction", lambda: None)()
+            timer.measure("reduction", lambda: None)()
             with timer.phase("reduction"):
                 now += 4
             now += 2

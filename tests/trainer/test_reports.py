@@ -15,8 +15,8 @@ import torch
 from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import read_settings
-from slipway.trainer.device import used_bytes
-from slipway.trainer.report.flops import device_peak, model_flops, unknown_peak
+from slipway.trainer.device import measure_used_bytes
+from slipway.trainer.report.flops import device_peak, model_flops, note_unknown_peak
 from slipway.trainer.report.progress import step_line
 from slipway.trainer.report.provenance import write_git_info, write_packages
 
@@ -83,7 +83,7 @@ def test_flops_of_a_t5_count_both_stacks(gpt: Architecture) -> None:
 def test_peak_of_a_gpu_follows_from_its_name(device: str, teraflops: float | None) -> None:
     peak = device_peak(device, "bf16")
     assert peak == (teraflops * 1e12 if teraflops is not None else None)
-    warning = unknown_peak(device, "bf16")
+    warning = note_unknown_peak(device, "bf16")
     assert (
         warning is None
         if peak is not None
@@ -111,10 +111,10 @@ def test_share_of_the_peak_is_printed_where_it_is_known() -> None:
 
 
 def test_memory_on_a_cpu_is_the_resident_memory() -> None:
-    before = used_bytes(torch.device("cpu"))
+    before = measure_used_bytes(torch.device("cpu"))
     block = bytearray(64 << 20)
     block[::4096] = b"x" * len(block[::4096])
-    assert before + (60 << 20) < used_bytes(torch.device("cpu"))
+    assert before + (60 << 20) < measure_used_bytes(torch.device("cpu"))
     assert before > 10 << 20
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from slipway.trainer.checkpoint.marker import Marker
 from slipway.trainer.checkpoint.retention import keep_best
-from slipway.trainer.checkpoint.store import REMOVING, Checkpoint, begin, complete, finish, sync_part
+from slipway.trainer.checkpoint.store import REMOVING, Checkpoint, begin, finish, list_complete, sync_part
 from slipway.trainer.config.saving import Saving
 
 pytestmark = pytest.mark.trainer
@@ -43,7 +43,7 @@ def save(saving: Saving, step: int, loss: float | None = None, **more: Any) -> C
 
 
 def steps(saving: Saving) -> list[int]:
-    return [checkpoint.marker.step for checkpoint in complete(saving.directory)]
+    return [checkpoint.marker.step for checkpoint in list_complete(saving.directory)]
 
 
 def test_the_best_are_kept_and_the_newest_besides(saving: Saving) -> None:

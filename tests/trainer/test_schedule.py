@@ -121,9 +121,9 @@ def test_whole_schedule_is_scaled() -> None:
     [
         (
             {"warmup_steps": 5, "warmup_ratio": 0.1},
-            r"sched\.warmup_ratio=0\.1: expected null beside .*steps=5",
+            r"sched\.warmup_ratio=0\.1: expected null with .*steps=5",
         ),
-        ({"constant_steps": 5, "constant_ratio": 0.1}, r"sched\.constant_ratio=0\.1: expected null beside"),
+        ({"constant_steps": 5, "constant_ratio": 0.1}, r"sched\.constant_ratio=0\.1: expected null with"),
         ({"warmup_ratio": 1.01}, "at most 1"),
         ({"warmup_ratio": -0.1}, "at least 0"),
         ({"name": "WarmupAnnealing", "constant_steps": 5}, r"sched\.constant_steps=5: expected null or 0"),

@@ -81,7 +81,7 @@ def test_training_continues_with_other_tensor_size_after_resharding(
 
     tensor = {"model.tensor_model_parallel_size": 2}
     assert run("sharded", 2, {}).end() == [0, 0]
-    (first,) = store.complete(directory)
+    (first,) = store.list_complete(directory)
     assert first.marker.optimizer == DP_RESHARDABLE
     # Each rank wrote a share.
     sizes = [size for name, size in first.marker.files.items() if name.endswith(".distcp")]
@@ -95,14 +95,14 @@ def test_training_continues_with_other_tensor_size_after_resharding(
     other = run("other_buckets", 4, buckets)
     assert other.end() == [2, 2], other.output()
     assert "are in other buckets than this training's" in other.output()
-    assert store.complete(directory) == [first]
+    assert store.list_complete(directory) == [first]
 
     assert reshard.main([str(directory)]) == 0
-    copy = store.complete(directory)[-1]
+    copy = store.list_complete(directory)[-1]
     assert str(copy.path) in capsys.readouterr().out
     assert copy.marker.optimizer == FULLY_RESHARDABLE
     assert copy.marker.serial == first.marker.serial + 1
-    assert store.damage(first) is None
+    assert store.find_damage(first) is None
     resharded = run("resharded_tensor", 4, tensor)
     assert resharded.end() == [0, 0], resharded.output()
     assert str(copy.path) in resharded.output()

@@ -132,7 +132,7 @@ class Text:
 
 
 def make_builder(generation: int = 0, micro_batch: int = 2) -> T5BatchBuilder:
-    vocabulary = Vocabulary(200, 1, "a test", start=2, padding=0).with_sentinels(100)
+    vocabulary = Vocabulary(200, 1, "a test", start=2, padding=0).add_sentinels(100)
     lengths = sample_lengths(DENOISING, 64, 20)
     return T5BatchBuilder(lengths, vocabulary, 20, (7, generation), micro_batch, torch.device("cpu"))
 
@@ -220,7 +220,7 @@ def test_berts_vocabulary_has_tokens_for_start_end_and_padding(tmp_path: Path) -
     cased = Tokenizer(name="BertWordPieceCase", vocab_file=path)
     vocabulary = read_vocabulary(cased, mock=False)
     assert (vocabulary.size, vocabulary.start, vocabulary.end_of_text, vocabulary.padding) == (6, 3, 4, 0)
-    assert (vocabulary.with_sentinels(100).size, vocabulary.with_sentinels(100).sentinels) == (106, 100)
+    assert (vocabulary.add_sentinels(100).size, vocabulary.add_sentinels(100).sentinels) == (106, 100)
     path.write_text("[PAD]\n[CLS]\n")
     with pytest.raises(UserError, match=r"not BERT's vocab\.txt: it lacks the token \[SEP\]"):
         read_vocabulary(cased, mock=False)

@@ -78,7 +78,7 @@ def test_both_sides_pad_the_same_vocabulary(sweep: BatchComposer, size: str) -> 
     tokenizer = replace(settings.data.tokenizer, model=None, vocab_file=None, merge_file=None)
     vocabulary = read_vocabulary(tokenizer, mock=True)
     if settings.denoising is not None:
-        vocabulary = vocabulary.with_sentinels(settings.denoising.sentinels)
+        vocabulary = vocabulary.add_sentinels(settings.denoising.sentinels)
     padded = padded_vocabulary(vocabulary.size, settings.architecture.vocab_divisor, settings.parallel.tensor)
     assert padded == vocabulary_size(config["model"])
 

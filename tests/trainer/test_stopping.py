@@ -171,9 +171,9 @@ signals = StopSignals(0)
 signals.install()
 stage, code = sys.argv[1], int(sys.argv[2])
 if stage != "starting":
-    signals.training()
+    signals.mark_training()
 if stage == "ended":
-    signals.ended(code)
+    signals.mark_ended(code)
 if stage == "forked":
     import os
     child = os.fork()

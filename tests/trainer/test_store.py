@@ -14,7 +14,7 @@ from slipway.arithmetic.indexed import FIRST_SPLIT_RULE
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.marker import MARKER, Marker, read_marker
 from slipway.trainer.checkpoint.naming import check_template, render
-from slipway.trainer.checkpoint.store import Checkpoint, begin, finish, leftovers, newest, sync_part
+from slipway.trainer.checkpoint.store import Checkpoint, begin, find_newest, finish, list_leftovers, sync_part
 
 pytestmark = pytest.mark.trainer
 
@@ -67,10 +67,10 @@ def test_the_newest_is_the_one_that_was_saved_last(tmp_path: Path) -> None:
     for step in (1000, 30, 200):
         checkpoint = save(tmp_path, f"m-step={step}", step)
     os.utime(tmp_path / "m-step=30", (2e9, 2e9))
-    assert newest(tmp_path) == (checkpoint, {})
+    assert find_newest(tmp_path) == (checkpoint, {})
     assert checkpoint.path.name == "m-step=200"
     assert (tmp_path / "latest").readlink() == Path("m-step=200")
-    assert newest(tmp_path / "absent") == (None, {})
+    assert find_newest(tmp_path / "absent") == (None, {})
 
 
 def test_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(
@@ -84,13 +84,13 @@ def test_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(OSError, match="Stale file handle"):
-        newest(tmp_path)
+        find_newest(tmp_path)
 
 
 def test_newest_checkpoint_is_found_among_twelve_of_one_name(tmp_path: Path) -> None:
     names = [save(tmp_path, "m").path.name for _ in range(12)]
     assert names == ["m", *(f"m-v{version}" for version in range(1, 12))]
-    checkpoint, _ = newest(tmp_path)
+    checkpoint, _ = find_newest(tmp_path)
     assert checkpoint is not None
     assert checkpoint.path.name == "m-v11"
     assert (tmp_path / "latest").readlink() == Path("m-v11")
@@ -111,7 +111,7 @@ def test_incomplete_checkpoint_is_skipped_with_the_reason(tmp_path: Path) -> Non
     (save(tmp_path, "m-step=3").path / "__0_0.distcp").write_text("weigh")
     (save(tmp_path, "m-step=4").path / "__0_0.distcp").unlink()
     (tmp_path / ".snapshot").mkdir()
-    checkpoint, skipped = newest(tmp_path)
+    checkpoint, skipped = find_newest(tmp_path)
     assert checkpoint == good
     reasons = {path.name.split("-step=2-")[0]: reason for path, reason in skipped.items()}
     changed = f"__0_0.distcp is missing or has another size than {MARKER} says"
@@ -123,14 +123,14 @@ def test_incomplete_checkpoint_is_skipped_with_the_reason(tmp_path: Path) -> Non
 def test_no_two_saves_write_into_one_directory(tmp_path: Path) -> None:
     first, second = begin(tmp_path, "m"), begin(tmp_path, "m")
     assert first != second
-    assert leftovers(tmp_path) == sorted([first, second])
+    assert list_leftovers(tmp_path) == sorted([first, second])
 
 
 def test_a_link_that_cannot_be_set_ends_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "latest").mkdir()
     with caplog.at_level("WARNING", logger="trainer"):
         checkpoint = save(tmp_path, "m")
-    assert newest(tmp_path)[0] == checkpoint
+    assert find_newest(tmp_path)[0] == checkpoint
     assert f"the link {tmp_path / 'latest'} cannot be set: Is a directory" in caplog.text
 
 

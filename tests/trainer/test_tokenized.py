@@ -17,7 +17,7 @@ from slipway.common.errors import UserError
 from slipway.trainer.config.data import Data
 from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.data import tokenized
-from slipway.trainer.data.tokenized import mismatch, of_data, of_training
+from slipway.trainer.data.tokenized import mismatch, read_data_tokenizer, read_training_tokenizer
 from tests.corpus.tokenized import OTHER_TEXTS, TEXTS, TokenizedSet, tokenizer_of, write_tokenizer
 from tests.trainer.conftest import REPOSITORY
 
@@ -42,7 +42,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TokenizedSet
 def test_a_preparation_and_a_training_describe_a_tokenizer_alike(
     prepared: dict[str, TokenizedSet], kind: str
 ) -> None:
-    own = of_training(prepared[kind].tokenizer)
+    own = read_training_tokenizer(prepared[kind].tokenizer)
     assert own is not None
     assert own._replace(files=prepared[kind].record.files) == prepared[kind].record
     assert mismatch(prepared[kind].record, own, True) is None
@@ -74,7 +74,7 @@ def test_data_of_a_tokenizer_with_as_many_tokens_and_the_same_end_are_refused(
 def test_forms_of_tokenizers_that_cannot_be_one_are_refused_and_others_noted(
     prepared: dict[str, TokenizedSet], data: str, training: str
 ) -> None:
-    own = of_training(prepared[training].tokenizer)
+    own = read_training_tokenizer(prepared[training].tokenizer)
     assert own is not None
     record = prepared[data].record._replace(end=own.end, size=own.size)
     expected = None if data == training else "huggingface" not in (data, training)
@@ -100,7 +100,7 @@ def test_another_end_of_documents_is_refused_where_it_is_used(
         else:
             tokenized.check(data, [other.prefix])
     without = other.record._replace(end=None)
-    own = of_training(other.tokenizer)
+    own = read_training_tokenizer(other.tokenizer)
     assert own is not None and mismatch(without, own, True) is None
 
 
@@ -114,7 +114,7 @@ def test_data_without_a_manifest_of_their_own_are_not_known(
         os.mkfifo(path)
     elif manifest is not None:
         path.write_text(manifest)
-    assert of_data(prefix) is None
+    assert read_data_tokenizer(prefix) is None
     tokenized.check(data_of(prepared["gpt2"], prepared["sentencepiece"].tokenizer), [prefix])
 
 
@@ -124,7 +124,7 @@ def test_tokenizer_that_is_no_file_is_not_waited_for(tmp_path: Path, name: str) 
     path = tmp_path / "tokenizer" / name
     path.unlink()
     os.mkfifo(path)
-    assert of_training(tokenizer_of(tmp_path / "tokenizer", "huggingface")) is None
+    assert read_training_tokenizer(tokenizer_of(tmp_path / "tokenizer", "huggingface")) is None
 
 
 def test_copied_and_split_data_have_their_tokenizer(
@@ -134,10 +134,10 @@ def test_copied_and_split_data_have_their_tokenizer(
     source = prepared["gpt2"].prefix
     shutil.copy(f"{source}.manifest.json", tmp_path / "y.manifest.json")
     shutil.copy(f"{source}.bin", tmp_path / "y.bin")
-    assert of_data(tmp_path / "y") == prepared["gpt2"].record
+    assert read_data_tokenizer(tmp_path / "y") == prepared["gpt2"].record
     split = TokenizedSet(tmp_path / "split", "gpt2", splits={"train": 0.8, "validation": 0.2})
     for name in ("train", "validation"):
-        assert of_data(Path(f"{split.prefix}_{name}")) == prepared["gpt2"].record
+        assert read_data_tokenizer(Path(f"{split.prefix}_{name}")) == prepared["gpt2"].record
 
 
 def test_the_program_answers_with_the_standard_library_alone(prepared: dict[str, TokenizedSet]) -> None:

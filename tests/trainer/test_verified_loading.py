@@ -77,7 +77,7 @@ def test_a_named_pipe_is_no_marker_and_no_shard(saving: Saving) -> None:
     for path in (second.path / "__0_0.distcp", third.path / MARKER):
         path.unlink()
         os.mkfifo(path)
-    newest, skipped = store.newest(saving.directory)
+    newest, skipped = store.find_newest(saving.directory)
     assert newest == first
     assert set(skipped) == {second.path, third.path}
 
@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_nothing_is_overwritten(saving: Sa
         assert (moved_to / "__0_0.distcp").read_text() == "weights"
         assert not damaged.path.exists()
         assert (saving.directory / "latest").readlink() == Path(first.path.name)
-    assert store.complete(saving.directory) == [first]
+    assert store.list_complete(saving.directory) == [first]
 
 
 def test_checkpoint_read_as_damaged_is_replaced_by_the_next_older(saving: Saving) -> None:
@@ -122,7 +122,7 @@ def test_checkpoint_read_as_damaged_is_replaced_by_the_next_older(saving: Saving
         with pytest.raises(UserError, match="no whole checkpoint is left") as error:
             candidate.choose()
         assert str(saving.directory / "damaged") in str(error.value)
-    store.damaged(saving.directory)[0].parent.rename(saving.directory.parent / "elsewhere")
+    store.list_damaged(saving.directory)[0].parent.rename(saving.directory.parent / "elsewhere")
     assert choose(saving, Resume()) is None
 
 
@@ -169,7 +169,7 @@ def test_files_that_a_user_adds_are_no_damage(saving: Saving, name: str) -> None
     checkpoint = save(saving, 1)
     (checkpoint.path / name).mkdir()
     (checkpoint.path / name / "link").symlink_to("nowhere")
-    assert store.newest(saving.directory) == (checkpoint, {})
+    assert store.find_newest(saving.directory) == (checkpoint, {})
     assert choose(saving, Resume()) is not None
 
 
@@ -265,14 +265,14 @@ def test_members_of_enumerations_are_read_as_each_python_writes_them() -> None:
 def test_an_object_in_a_shard_executes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from slipway.trainer.checkpoint.reader import restricted_pickles
+    from slipway.trainer.checkpoint.reader import restrict_pickles
 
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     canary, content = tmp_path / "canary", io.BytesIO()
     torch.save(Canary(canary), content)
     content.seek(0)
     # torch's planner does this for each object.
-    with restricted_pickles(), pytest.raises(pickle.UnpicklingError):
+    with restrict_pickles(), pytest.raises(pickle.UnpicklingError):
         torch.load(content, weights_only=False)
     assert not canary.exists()
     assert os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1"

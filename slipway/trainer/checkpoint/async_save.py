@@ -1,4 +1,4 @@
-"""Writing a checkpoint on this thread or beside the training, by megatron-core's writer in this process."""
+"""Writing a checkpoint on this thread or in the background, by megatron-core's writer in this process."""
 
 from __future__ import annotations
 
@@ -29,12 +29,8 @@ class AsyncSave:
 
     Parameters
     ----------
-    directory, name
-        Where, and under which name.
-    state
-        megatron-core's sharded state.
     marker
-        What is known of the checkpoint beforehand; its files and its serial are filled in.
+        The checkpoint's marker; its files and its serial are filled in.
     background
         Whether a thread writes. On a CPU the state is copied for it, on CUDA it is copied in either case.
     """
@@ -53,7 +49,7 @@ class AsyncSave:
         self._name, self._rank_context = name, rank_context
         self._unfinished = broadcast_from_rank0(lambda: store.begin(directory, name, parents=False))
         self._failure = f"the checkpoint {self._unfinished} cannot be written"
-        with self._as_exception():
+        with self._raise_as_exception():
             self._request = strategy.begin(state, self._unfinished)
         self._error: str | None = None
         self._sizes: dict[str, int] = {}
@@ -63,7 +59,7 @@ class AsyncSave:
         if self._request.async_fn is not None:
             take_snapshot(self._request.async_fn_args[1], copy=background)
         if background:
-            # A daemon, so that it keeps no process from ending: what it has not finished stays hidden.
+            # A daemon keeps no process from ending; an unfinished checkpoint stays hidden.
             self._thread = threading.Thread(target=self._write, name="checkpoint", daemon=True)
             self._thread.start()
         else:
@@ -83,7 +79,7 @@ class AsyncSave:
         """
         if self._thread is not None:
             self._thread.join()
-        with self._as_exception():
+        with self._raise_as_exception():
             for finalize in self._request.finalize_fns:
                 finalize()
         files, checksums = self._files()
@@ -94,8 +90,8 @@ class AsyncSave:
         try:
             if self._request.async_fn is not None:
                 self._request.async_fn(*self._request.async_fn_args)
-            # Beside the training too: waiting for the disk is the longest part. Before that the files are
-            # still in memory, whatever the disk is.
+            # In the background too: waiting for the disk is the longest part. Until then the page cache
+            # holds the files, even if the disk is slow.
             self._checksums = store.checksum_part(self._unfinished, self._rank_context.world.rank)
             self._sizes = store.sync_part(self._unfinished, self._rank_context.world.rank)
         except Exception as error:
@@ -126,7 +122,7 @@ class AsyncSave:
         return sizes, checksums
 
     @contextlib.contextmanager
-    def _as_exception(self) -> Iterator[None]:
+    def _raise_as_exception(self) -> Iterator[None]:
         """Turn torch's CheckpointException, which is no Exception and would be handled as an interrupt."""
         try:
             yield
@@ -140,20 +136,20 @@ def take_snapshot(buckets: list[Any], copy: bool) -> None:
     Parameters
     ----------
     buckets
-        megatron-core's: for each file its path, its name and what is in it. Objects are bytes already.
+        megatron-core's: for each file its path, its name and its content. Objects are bytes already.
     copy
         Whether the training goes on before they are written: tensors in host memory are then copied as well.
     """
-    # In place, so that megatron-core's writer does not keep what it had on the device.
+    # In place, so that megatron-core's writer does not keep the tensors of the device.
     buckets[:] = [
-        (path, name, (objects, [(item, _fetched(tensor, copy)) for item, tensor in tensors]))
+        (path, name, (objects, [(item, _fetch(tensor, copy)) for item, tensor in tensors]))
         for path, name, (objects, tensors) in buckets
     ]
     # Copies from a device may still be under way.
     torch.cuda.synchronize()
 
 
-def _fetched(tensor: Any, copy: bool) -> Any:
+def _fetch(tensor: Any, copy: bool) -> Any:
     if tensor.is_cpu:
         return tensor.clone() if copy else tensor
     return tensor.to("cpu", non_blocking=True)

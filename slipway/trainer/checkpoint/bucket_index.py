@@ -1,8 +1,8 @@
-"""The index of the optimizer's buckets: which part of which weight lies where in them.
+"""The index of the optimizer's buckets: the place of each part of a weight.
 
 In the format ``dp_reshardable`` megatron-core stores masters and moments as its DistributedOptimizer holds
 them: weights of a tensor- and pipeline-parallel rank flattened one behind the other, with padding. The index
-beside them lets :mod:`slipway.trainer.checkpoint.reshard` find each weight without the model, and without
+lets :mod:`slipway.trainer.checkpoint.reshard` find each weight without the model, and without
 megatron-core, which takes seconds to import.
 """
 
@@ -68,10 +68,8 @@ def sharded_index(optimizer: Any, weights: dict[str, Any]) -> dict[str, Any]:
 
     Parameters
     ----------
-    optimizer
-        megatron-core's.
     weights
-        The model's sharded state, of which no replica has been reassigned yet.
+        The model's sharded state, before any replica is reassigned.
     """
     from megatron.core.dist_checkpointing.mapping import ShardedObject
 

@@ -25,13 +25,11 @@ class Choice:
 
     Attributes
     ----------
-    checkpoint
-        The checkpoint.
     load_optimizer
         Whether the optimizer's states are taken over too.
     is_branch
-        Whether the training goes on from an earlier point, so that what it saves has to be told from what
-        it saved on its first way from there.
+        Whether the training goes on from an earlier point: its new checkpoints must be distinguished from
+        those that it saved on its first way from there.
     """
 
     checkpoint: Checkpoint
@@ -44,7 +42,7 @@ class Chooser:
 
     Parameters
     ----------
-    tell
+    report
         Called with each damaged checkpoint once: its path, the reason, and where it was moved, unless it had
         to stay.
     """
@@ -53,9 +51,9 @@ class Chooser:
         self,
         saving: Saving,
         resume: Resume,
-        tell: Callable[[Path, str, Path | None], None] = lambda *_: None,
+        report: Callable[[Path, str, Path | None], None] = lambda *_: None,
     ) -> None:
-        self._saving, self._resume, self._tell = saving, resume, tell
+        self._saving, self._resume, self._report = saving, resume, report
         self._damaged: dict[Path, str] = {}
 
     def choose(self) -> Choice | None:
@@ -68,11 +66,11 @@ class Chooser:
         Raises
         ------
         UserError
-            If ``resume.checkpoint`` names what is no complete checkpoint, if all checkpoints are damaged, or
+            If ``resume.checkpoint`` names no complete checkpoint, if all checkpoints are damaged, or
             if the one to start from is another user's.
         """
-        checkpoint, torn = store.newest(self._saving.directory, self._damaged)
-        choice = self._intended(checkpoint)
+        checkpoint, torn = store.find_newest(self._saving.directory, self._damaged)
+        choice = self._choose_intended(checkpoint)
         if choice:
             directory = self._saving.directory if self._saving.enabled else None
             check_owners(choice.checkpoint.path, directory, self._resume.trust_owner)
@@ -93,17 +91,17 @@ class Chooser:
         if choice.is_branch:
             raise UserError(
                 f"{_KEY}={self._resume.checkpoint}: {choice.checkpoint.path} is damaged ({reason})"
-                f"{_listed(self._saving.directory, {choice.checkpoint.path})}"
+                f"{_list_complete(self._saving.directory, {choice.checkpoint.path})}"
             )
         self._set_aside(choice.checkpoint.path, reason)
 
-    def _intended(self, newest: Checkpoint | None) -> Choice | None:
+    def _choose_intended(self, newest: Checkpoint | None) -> Choice | None:
         resume = self._resume
         if newest and resume.was_made(newest.marker.resume):
             return Choice(newest, True, False)
         checkpoint = newest
         if resume.checkpoint is not None:
-            checkpoint = _named(resume.checkpoint, self._saving.directory)
+            checkpoint = _open_named(resume.checkpoint, self._saving.directory)
             LOGGER.info("%s=%s: going back to step %d", _KEY, resume.checkpoint, checkpoint.marker.step)
         if checkpoint is None:
             return None
@@ -133,17 +131,17 @@ class Chooser:
         self._damaged[path] = reason
         where = f"; it is now {moved_to}" if moved_to else stays
         LOGGER.warning("the checkpoint %s is damaged (%s)%s", path, reason, where)
-        self._tell(path, reason, moved_to)
+        self._report(path, reason, moved_to)
 
     def _check_nothing_is_lost(self) -> None:
         """Raise if there were checkpoints: a training that starts again at step 0 has to be asked for."""
         directory = self._saving.directory
-        aside = store.damaged(directory)
+        aside = store.list_damaged(directory)
         lost = [f"{path} ({reason})" for path, reason in self._damaged.items()]
         if not lost and not aside:
             return
         summary = "; ".join(lost) or f"{len(aside)} set aside by earlier launches"
-        remains = f" What is left of them is in {directory / store.DAMAGED}." if aside else ""
+        remains = f" Their files are in {directory / store.DAMAGED}." if aside else ""
         raise UserError(
             f"no whole checkpoint is left in {directory}: all are damaged: {summary}.{remains} To go on, put "
             f"a whole copy there, or name one: training.{_KEY}=/path/of/it; to start again at step 0, move "
@@ -151,19 +149,22 @@ class Chooser:
         )
 
 
-def _named(name: str, directory: Path) -> Checkpoint:
+def _open_named(name: str, directory: Path) -> Checkpoint:
     path = Path(name) if "/" in name else directory / name
     checkpoint, wrong = store.open_checkpoint(path)
     if checkpoint is None:
         wrong = wrong if path.is_dir() else "there is no such directory"
         raise UserError(
-            f"{_KEY}={name}: {path} is not a complete checkpoint ({wrong}){_listed(directory, (), name)}"
+            f"{_KEY}={name}: {path} is not a complete checkpoint ({wrong})"
+            f"{_list_complete(directory, (), name)}"
         )
     return checkpoint
 
 
-def _listed(directory: Path, without: Collection[Path], name: str = "") -> str:
-    whole = [checkpoint for checkpoint in store.complete(directory) if store.damage(checkpoint) is None]
+def _list_complete(directory: Path, without: Collection[Path], name: str = "") -> str:
+    whole = [
+        checkpoint for checkpoint in store.list_complete(directory) if store.find_damage(checkpoint) is None
+    ]
     names = [checkpoint.path.name for checkpoint in whole if checkpoint.path not in without]
     return f"; complete ones in {directory} are {', '.join(names)}{suggest(name, names)}" if names else ""
 
@@ -173,8 +174,6 @@ def check_owners(checkpoint: Path, directory: Path | None, trusted: str | None) 
 
     Parameters
     ----------
-    checkpoint
-        Its directory.
     directory
         Where this training writes; a file there shows as whose this process's files are, which on an NFS
         export that maps users is another number. None if it writes nowhere.
@@ -186,12 +185,12 @@ def check_owners(checkpoint: Path, directory: Path | None, trusted: str | None) 
     UserError
         If any of them is somebody else's.
     """
-    untrusted = why_untrusted(checkpoint, {os.geteuid(), 0, *_shown_owner(directory)}, trusted)
+    untrusted = why_untrusted(checkpoint, {os.geteuid(), 0, *_find_shown_owner(directory)}, trusted)
     if untrusted is not None:
         raise UserError(". ".join(untrusted))
 
 
-def _shown_owner(directory: Path | None) -> set[int]:
+def _find_shown_owner(directory: Path | None) -> set[int]:
     if directory is None:
         return set()
     try:

@@ -26,7 +26,7 @@ _ANEW = "resume.load_optimizer=False takes the weights alone"
 
 
 def shapes(settings: Settings, vocabulary: int) -> dict[str, Any]:
-    """Return what a checkpoint's weights depend on; `vocabulary` is padded."""
+    """Return the settings that determine the shapes of the weights; `vocabulary` is padded."""
     return _shapes(settings.architecture, settings.encoder, vocabulary, settings.precision)
 
 
@@ -39,9 +39,9 @@ def shapes_of(description: Description) -> dict[str, Any]:
 def _shapes(
     decoder: Architecture, encoder: Architecture | None, vocabulary: int, precision: str
 ) -> dict[str, Any]:
-    of_encoder = _of_stack(encoder) if encoder else {}
+    of_encoder = _select_shapes(encoder) if encoder else {}
     return {
-        **_of_stack(decoder),
+        **_select_shapes(decoder),
         **{f"encoder_{name}": value for name, value in of_encoder.items()},
         "padded_vocabulary": vocabulary,
         "precision": precision,
@@ -50,11 +50,6 @@ def _shapes(
 
 def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> None:
     """Hold a checkpoint against a model; how many ranks share it may differ.
-
-    Parameters
-    ----------
-    shape
-        The model's, as of :func:`shapes`.
 
     Raises
     ------
@@ -65,7 +60,7 @@ def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> N
         if shape.get(name, value) != value:
             raise UserError(
                 f"the model has {name}={shape[name]}, but the checkpoint {checkpoint.path} has {value}: "
-                f"{_way_out(name, value, layout)}, or train into another exp_manager.explicit_log_dir"
+                f"{_suggest_change(name, value, layout)}, or train into another exp_manager.explicit_log_dir"
             )
 
 
@@ -86,7 +81,7 @@ def check_shapes(name: str, checkpoint: Checkpoint, description: Description) ->
         is_encoder = item.startswith("encoder_")
         plain = item.removeprefix("encoder_")
         node = "model.encoder" if is_encoder else "model.decoder" if description.encoder else "model"
-        key = ROWS[plain].key_in(node)
+        key = ROWS[plain].build_key(node)
         if description.encoder and plain == "tied_embeddings":
             key = "model.share_decoder_tokens_head_embeddings"
         raise UserError(f"{name} has {key}={value}, and the run {now[item]}: expected the same model")
@@ -114,11 +109,11 @@ def function_differences(saved: Description, now: Description) -> Iterator[tuple
             if item == "rope":
                 values = replace(values[0], fusion=False), replace(values[1], fusion=False)
             if row.decides == "function" and item not in rotary and values[0] != values[1]:
-                yield " or ".join((row.key_in(prefix), *row.also)), *values
+                yield " or ".join((row.build_key(prefix), *row.also)), *values
 
 
 def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
-    """Hold the format of a checkpoint's optimizer states against a training's; an earlier version's has none.
+    """Check that the training can load a checkpoint's optimizer states; earlier versions name no format.
 
     Parameters
     ----------
@@ -143,13 +138,13 @@ def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
         raise UserError(
             f"the optimizer states of the checkpoint {path} are {have} over the data-parallel ranks"
             f"{'' if have == 'spread' else ' on each of them'}, and this training {here}: "
-            f"model.optim.name, or the fused Adam of Transformer Engine or Apex, is not what it was. {_ANEW}"
+            f"model.optim.name, or the fused Adam of Transformer Engine or Apex, has changed. {_ANEW}"
         )
     if saved != DP_RESHARDABLE:
         return
     if form != DP_RESHARDABLE:
-        raise UserError(other_buckets(choice.checkpoint))
-    others = _other_sizes(choice.checkpoint, layout).items()
+        raise UserError(explain_other_buckets(choice.checkpoint))
+    others = _find_other_sizes(choice.checkpoint, layout).items()
     # Other context-parallel ranks load the same shards.
     if sizes := [f"model.{name}={old}, now {new}" for name, (old, new) in others if name != _CONTEXT]:
         raise UserError(
@@ -158,24 +153,22 @@ def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
         )
 
 
-def other_buckets(checkpoint: Checkpoint) -> str:
+def explain_other_buckets(checkpoint: Checkpoint) -> str:
     """Return the refusal of a checkpoint whose optimizer states are in other buckets than now."""
     return (
         f"the optimizer states of the checkpoint {checkpoint.path} are in other buckets than this "
-        "training's: model.optim.overlap_grad_sync or the size of its buckets is not what it was, or there "
+        "training's: model.optim.overlap_grad_sync or the size of its buckets has changed, or there "
         f"are more ranks than a bucket has parts for: {_reshard(checkpoint.path)}"
     )
 
 
 def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> None:
-    """Hold the data that a checkpoint was trained on against those of now; a checkpoint may tell nothing.
+    """Compare the data that a checkpoint was trained on with the data of now; a checkpoint may record none.
 
-    Data that the configuration names otherwise are told: the user has named them.
+    Data that the configuration names otherwise are only logged: the user has named them.
 
     Parameters
     ----------
-    data
-        The files of now.
     accepted
         The digest of the exchange that the user accepts, if any.
 
@@ -201,17 +194,17 @@ def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> 
             accepted,
             changes,
         )
-    old, new = identity.renamed(trained_on, data) if trained_on else ([], [])
+    old, new = identity.find_renamed(trained_on, data) if trained_on else ([], [])
     if old or new:
         LOGGER.warning("the data changed: %s → %s", ", ".join(old) or "none", ", ".join(new) or "none")
 
 
 def is_laid_out_as(checkpoint: Checkpoint, layout: Layout) -> bool:
     """Return whether a checkpoint was written with the same model layout, so that dropout continues."""
-    return not _other_sizes(checkpoint, layout)
+    return not _find_other_sizes(checkpoint, layout)
 
 
-def _other_sizes(checkpoint: Checkpoint, layout: Layout) -> dict[str, tuple[int, int]]:
+def _find_other_sizes(checkpoint: Checkpoint, layout: Layout) -> dict[str, tuple[int, int]]:
     """Return the parallel sizes that differ, the checkpoint's before the training's."""
     saved = checkpoint.marker
     sizes = {
@@ -230,11 +223,11 @@ def _reshard(path: Path) -> str:
     )
 
 
-def _of_stack(architecture: Architecture) -> dict[str, Any]:
+def _select_shapes(architecture: Architecture) -> dict[str, Any]:
     return {name: value for name, value in asdict(architecture).items() if ROWS[name].decides == "shapes"}
 
 
-def _way_out(name: str, value: Any, layout: Layout) -> str:
+def _suggest_change(name: str, value: Any, layout: Layout) -> str:
     # The padding takes part in the softmax, so that another one is another model.
     if name == "padded_vocabulary" and value % layout.tensor == 0:
         return f"model.make_vocab_size_divisible_by={value // layout.tensor} keeps it"

@@ -28,7 +28,7 @@ from slipway.trainer.data.identity import TOKENIZER, Identity
 from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
 
 Precision = Literal["bf16", "fp32"]
-# Bounds for what files of others say: of layers, and of what a matrix has on a side.
+# Bounds for the files of others: of layers, and of a matrix's sides.
 MOST_LAYERS, MOST = 10_000, 1 << 24
 
 
@@ -40,12 +40,8 @@ class Description:
     ----------
     decoder, encoder
         The stacks of layers; a GPT has no encoder.
-    vocabulary
-        Its tokens.
     padded_vocabulary
         Rows of the embedding in the checkpoint.
-    precision
-        The type of the weights.
     tokenizer
         Where the tokenizer was.
     checksums
@@ -116,7 +112,7 @@ def description_of_model(flat: Mapping[str, Any], padded: int, precision: Precis
     tokenizer = read_rows(Tokenizer, values)
     vocabulary = read_vocabulary(tokenizer, mock=values.raw("model.data.data_impl") == "mock")
     if t5:
-        vocabulary = vocabulary.with_sentinels(read_denoising(values).sentinels)
+        vocabulary = vocabulary.add_sentinels(read_denoising(values).sentinels)
     return Description(decoder, encoder, vocabulary, padded, precision, tokenizer)
 
 
@@ -153,7 +149,7 @@ def description_from_json(content: Mapping[str, Any], origin: str) -> Descriptio
     Raises
     ------
     UserError
-        If it is none, or lacks something.
+        If it is malformed or incomplete.
     """
     try:
         encoder, tokenizer = content["encoder"], content["tokenizer"]

@@ -18,7 +18,7 @@ from typing import Any
 from slipway.common.errors import UserError
 from slipway.common.files import open_regular
 
-# What a file that is not there, or is none, says; anything else tells of a file system or of a node.
+# The errors of a path that is no regular file; any other error is a file system's or a node's.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG)
 
 
@@ -41,7 +41,7 @@ def read_regular(path: Path, most: int = LIMIT_BYTES) -> bytes:
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
-def inside(path: Path, root: Path | None = None) -> Path:
+def resolve_inside(path: Path, root: Path | None = None) -> Path:
     """Return the file of a directory of somebody else's; a link must not lead out of it, or out of `root`.
 
     Raises
@@ -66,9 +66,9 @@ def read_inside(path: Path, limit: int = LIMIT_BYTES, root: Path | None = None) 
     OSError
         If it cannot be read.
     UserError
-        As :func:`inside`, or if it is larger than `limit`, in bytes.
+        As :func:`resolve_inside`, or if it is larger than `limit`, in bytes.
     """
-    content = read_regular(inside(path, root), limit + 1)
+    content = read_regular(resolve_inside(path, root), limit + 1)
     if len(content) > limit:
         raise UserError(f"{path} is larger than {limit:,} bytes")
     return content
@@ -117,12 +117,12 @@ def file_checksum(path: Path) -> str:
 
 
 def mismatch(directory: Path, name: str, expected: str) -> str | None:
-    """Return what is wrong with the content of one file of a checkpoint, or None.
+    """Return the defect in the content of one file of a checkpoint, or None.
 
     Raises
     ------
     OSError
-        If it cannot be told, as when a file system does not answer: that is no damage.
+        If the file cannot be examined, as when a file system does not answer: that is no damage.
     """
     try:
         value = file_checksum(directory / name)

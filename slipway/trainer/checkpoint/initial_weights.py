@@ -26,7 +26,7 @@ from slipway.trainer.logs import LOGGER
 from slipway.trainer.model.model import Model
 
 KEY = "training.restore_from_path"
-# The parameters of which the first dimension is the vocabulary.
+# The parameters whose first dimension is the vocabulary.
 _OF_WORDS = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
 
@@ -44,8 +44,6 @@ def load(
     ----------
     path
         A checkpoint, or a directory of checkpoints: its newest complete one.
-    settings, description
-        The run's, and its model.
 
     Raises
     ------
@@ -59,7 +57,7 @@ def load(
     state.load_weights(checkpoint.path, model)
     saved = checkpoint.marker.architecture["padded_vocabulary"]
     if saved != description.padded_vocabulary:
-        _pad(model, _described(checkpoint, description).vocabulary.size)
+        _pad(model, _read_description(checkpoint, description).vocabulary.size)
     optimizer.reload_model_params()
     if rank_context.is_main:
         LOGGER.info("starting from the weights of %s, at step 0 with a fresh optimizer", checkpoint.path)
@@ -68,11 +66,11 @@ def load(
 
 def _find(path: Path, settings: Settings, description: Description) -> Checkpoint:
     try:
-        checkpoint = store.named(path)
+        checkpoint = store.open_named(path)
     except UserError as error:
         raise UserError(f"{KEY}={path}: {error}") from None
     check_owners(checkpoint.path, None, settings.resume.trust_owner)
-    saved = _described(checkpoint, description)
+    saved = _read_description(checkpoint, description)
     compatible.check_shapes(f"{KEY}={path}: the checkpoint", checkpoint, description)
     tokens, words = saved.vocabulary.size, description.vocabulary
     if not words.size <= tokens <= description.padded_vocabulary:
@@ -86,8 +84,8 @@ def _find(path: Path, settings: Settings, description: Description) -> Checkpoin
     return checkpoint
 
 
-def _described(checkpoint: Checkpoint, default: Description) -> Description:
-    """Return the description that a checkpoint has of its model; an earlier version's has none."""
+def _read_description(checkpoint: Checkpoint, default: Description) -> Description:
+    """Return the description of a checkpoint's model, or `default` for a checkpoint of an earlier version."""
     content = checkpoint.marker.model
     return description_from_json(content, str(checkpoint.path)) if content else default
 

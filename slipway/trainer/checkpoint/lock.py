@@ -45,7 +45,7 @@ class Lock:
             if error.errno not in _NOT_THERE:
                 # POSIX lets a system say either of two numbers.
                 taken = error.errno in (errno.EACCES, errno.EAGAIN)
-                message = _taken(directory, self._file) if taken else f"{directory}: {error.strerror}"
+                message = _explain_taken(directory, self._file) if taken else f"{directory}: {error.strerror}"
                 self._file.close()
                 raise UserError(message) from None
             LOGGER.warning(
@@ -66,19 +66,19 @@ class Lock:
             if path is not None
         }
 
-    def lost(self) -> Path | None:
+    def find_lost(self) -> Path | None:
         """Return a directory that was deleted or moved since, with its run; None if all are still there.
 
         Raises
         ------
         OSError
-            If it cannot be told, as when a file system does not answer.
+            If the lock cannot be examined, as when a file system does not answer.
         """
         return next((path for path, held in self._held.items() if not _is_at(path, held)), None)
 
     def check(self) -> None:
-        """Raise UserError if a directory was lost: what is saved would be another training's."""
-        path = self.lost()
+        """Raise UserError if a directory was lost: the next checkpoint would be another training's."""
+        path = self.find_lost()
         if path is not None:
             raise UserError(f"{path} was deleted or moved under this training, which saves nothing and ends")
 
@@ -110,15 +110,15 @@ def _is_at(path: Path, held: int) -> bool:
         raise
 
 
-def _taken(directory: Path, file: IO[str]) -> str:
+def _explain_taken(directory: Path, file: IO[str]) -> str:
     return (
-        f"another training writes its checkpoints into {directory}: {_holder_in(file)}. Wait until it has "
+        f"another training writes its checkpoints into {directory}: {_read_holder(file)}. Wait until it has "
         "ended (training.run.dependency=singleton has the scheduler wait), train under another "
         "training.run.name, or write none: exp_manager.create_checkpoint_callback=False"
     )
 
 
-def _holder_in(file: IO[str]) -> str:
+def _read_holder(file: IO[str]) -> str:
     try:
         file.seek(0)
         holder = json.loads(file.read())

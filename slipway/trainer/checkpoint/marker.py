@@ -1,4 +1,4 @@
-"""``complete.json``: what a complete checkpoint says of itself. Imports no torch.
+"""``complete.json``, the record in a complete checkpoint. Imports no torch.
 
 Its last line is the checksum of all lines before it: each byte of the file is covered, or is part of it.
 """
@@ -33,11 +33,11 @@ class Marker:
     world_size, tensor_model_parallel_size, pipeline_model_parallel_size
         The processes that wrote it, ...
     virtual_pipeline_model_parallel_size, context_parallel_size
-        ... and the other ways in which they shared the model; 0 where the first version did not tell.
+        ... and the other ways in which they shared the model; 0 in the first version.
     architecture
         The sizes its weights have.
     metrics
-        What was known of the training then, by the names that ``monitor`` may have.
+        The training's metrics then, by the names that ``monitor`` may have.
     training
         Names the training over all of its launches; one that starts from step 0 in the same directory has
         another, and so has one that goes back to an earlier checkpoint.
@@ -59,7 +59,7 @@ class Marker:
     split_rule
         How its data were divided into splits (:func:`slipway.arithmetic.indexed.split_documents`).
     version, slipway
-        The version of this format, 0 of those that did not tell, and of the program that wrote it.
+        The version of this format, 0 if it is not recorded, and of the program that wrote it.
     configuration
         The dotted keys of the training's configuration; none in an imported checkpoint.
     """
@@ -90,7 +90,7 @@ class Marker:
         """Write the marker into a checkpoint's directory and have it on disk."""
         # YAML has dates, too.
         text = json.dumps(asdict(self), indent=1, default=str).removesuffix("\n}")
-        write_atomic(checkpoint / MARKER, f"{text}{_OWN_CHECKSUM}{_quoted(text)}")
+        write_atomic(checkpoint / MARKER, f"{text}{_OWN_CHECKSUM}{_format_checksum(text)}")
 
 
 def read_marker(checkpoint: Path) -> Marker | None:
@@ -102,12 +102,12 @@ def read_marker(checkpoint: Path) -> Marker | None:
 
 
 def examine_marker(checkpoint: Path) -> tuple[Marker | None, str | None]:
-    """Return the marker of a checkpoint's directory, or None and what is wrong with it.
+    """Return the marker of a checkpoint's directory, or None and its defect.
 
     Raises
     ------
     OSError
-        If it cannot be told, as when a file system does not answer: that is no damage.
+        If the file cannot be read, as when a file system does not answer: that is no damage.
     """
     try:
         content = read_regular(checkpoint / MARKER)
@@ -119,7 +119,7 @@ def examine_marker(checkpoint: Path) -> tuple[Marker | None, str | None]:
 
 
 def parse_marker(content: bytes) -> tuple[Marker | None, str | None]:
-    """Return the marker that a file holds, or None and what is wrong with it."""
+    """Return the marker that a file holds, or None and its defect."""
     try:
         text = content.decode()
         body, mark, own = text.rpartition(_OWN_CHECKSUM)
@@ -128,13 +128,13 @@ def parse_marker(content: bytes) -> tuple[Marker | None, str | None]:
         marker = Marker(**{**_EARLIER, **{name: values[name] for name in _NAMES if name in values}})
     except (ValueError, TypeError, RecursionError):
         return None, f"{MARKER} cannot be read"
-    is_intact = own == _quoted(body) if mark else not marker.checksums
+    is_intact = own == _format_checksum(body) if mark else not marker.checksums
     if not is_intact or not _is_well_formed(marker):
         return None, f"{MARKER} is not as it was written"
     return marker, None
 
 
-def _quoted(text: str) -> str:
+def _format_checksum(text: str) -> str:
     return f'"{text_checksum(text)}"\n}}\n'
 
 

@@ -18,7 +18,7 @@ def check_template(template: str) -> None:
     Raises
     ------
     UserError
-        If it names an unknown field, holds a path separator, lacks ``{step}``, or is hidden.
+        If it names an unknown field, holds a path separator, has no ``{step}``, or is hidden.
     """
     for match in _FIELD.finditer(template):
         name = match["name"]
@@ -36,7 +36,7 @@ def check_template(template: str) -> None:
     except ValueError as error:
         raise UserError(f"{_KEY}={template!r}: {error}") from None
     if "step=" not in name:
-        raise UserError(f"{_KEY}={template!r}: expected a field {{step}}, which tells checkpoints apart")
+        raise UserError(f"{_KEY}={template!r}: expected a field {{step}}, which distinguishes checkpoints")
     if name.startswith(".") or unvalidated.startswith("."):
         raise UserError(f"{_KEY}={template!r}: expected a name without a dot in front, which would hide it")
 

@@ -79,10 +79,10 @@ class _Finding:
 
 
 def verify(checkpoint: Checkpoint, rank_context: RankContext) -> str | None:
-    """Return what is wrong with what a checkpoint's files hold, or None; every rank calls this.
+    """Return the defect in the content of a checkpoint's files, or None; every rank calls this.
 
-    Each rank reads a share of them. What another rank finds counts if rank 0 finds it too: a node whose file
-    system is broken tells nothing of a checkpoint.
+    Each rank reads a share of them. Another rank's finding counts if rank 0 confirms it: the fault may be in
+    the file system of a node, and not in the checkpoint.
 
     Raises
     ------
@@ -98,16 +98,16 @@ def verify(checkpoint: Checkpoint, rank_context: RankContext) -> str | None:
     sizes = {name: size for name, size in checkpoint.marker.files.items() if name in expected}
     mine = share(sizes, rank_context.world.rank, rank_context.layout.world)
     findings: list[Any] = [None] * rank_context.layout.world
-    dist.all_gather_object(findings, _first_finding(checkpoint, mine))
+    dist.all_gather_object(findings, _find_first(checkpoint, mine))
     for rank, finding in enumerate(findings):
         if finding is not None:
-            return _confirmed(checkpoint, rank, finding)
+            return _confirm(checkpoint, rank, finding)
     finding = broadcast_from_rank0(lambda: _unreadable(checkpoint.path))
-    return None if finding is None else _confirmed(checkpoint, 0, finding)
+    return None if finding is None else _confirm(checkpoint, 0, finding)
 
 
 @contextlib.contextmanager
-def restricted_pickles() -> Iterator[None]:
+def restrict_pickles() -> Iterator[None]:
     """Have torch's reader of checkpoints unpickle nothing but what checkpoints hold.
 
     In this block :class:`pickle.UnpicklingError` is raised for anything else, before it is called.
@@ -170,7 +170,7 @@ def _is_index(index: Any) -> bool:
 
 
 class _StandIn(type):
-    """The class of what stands for a class or a function in a pickle, which may set attributes on it."""
+    """The metaclass of stand-ins for a class or a function in a pickle, which may set attributes on them."""
 
     target: Any
 
@@ -180,7 +180,7 @@ class _StandIn(type):
 
 class _IndexUnpickler(pickle.Unpickler):
     def load(self) -> Any:
-        """Return what the file holds; the members of enumerations, which are shared, stay as they are."""
+        """Unpickle the file; the members of enumerations, which are shared, stay as they are."""
         members = [member for kind in _ENUMERATIONS for member in kind]
         before = [dict(vars(member)) for member in members]
         try:
@@ -203,7 +203,7 @@ class _IndexUnpickler(pickle.Unpickler):
     def _target(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED:
             return _ALLOWED[module, name]
-        # A name with dots would lead on to what a module imports.
+        # A name with dots would lead on to a module's imports.
         if "." not in name:
             if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
                 return dtype
@@ -218,12 +218,12 @@ def _is_record(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) or issubclass(kind, enum.Enum)
 
 
-def _confirmed(checkpoint: Checkpoint, rank: int, finding: _Finding) -> str:
+def _confirm(checkpoint: Checkpoint, rank: int, finding: _Finding) -> str:
     """Return the damage that a rank found, if rank 0 finds the same file damaged."""
     if finding.error is not None:
         raise RuntimeError(f"rank {rank} cannot read {checkpoint.path / finding.name}: {finding.error}")
     if rank > 0:
-        seen = broadcast_from_rank0(lambda: _first_finding(checkpoint, [finding.name]))
+        seen = broadcast_from_rank0(lambda: _find_first(checkpoint, [finding.name]))
         if seen is None or seen.damage is None:
             raise RuntimeError(
                 f"rank {rank} finds that {finding.damage} in {checkpoint.path}, and rank 0 does not: "
@@ -232,7 +232,7 @@ def _confirmed(checkpoint: Checkpoint, rank: int, finding: _Finding) -> str:
     return str(finding.damage)
 
 
-def _first_finding(checkpoint: Checkpoint, names: list[str]) -> _Finding | None:
+def _find_first(checkpoint: Checkpoint, names: list[str]) -> _Finding | None:
     for name in names:
         try:
             wrong = mismatch(checkpoint.path, name, checkpoint.marker.checksums[name])
@@ -244,7 +244,7 @@ def _first_finding(checkpoint: Checkpoint, names: list[str]) -> _Finding | None:
 
 
 def _unreadable(checkpoint: Path) -> _Finding | None:
-    """Return what is wrong with the pickles that every rank reads; None if they are a checkpoint's."""
+    """Return the defect in the pickles that every rank reads; None if they are a checkpoint's."""
     for name in (_INDEX, _COMMON):
         try:
             if name == _INDEX:

@@ -2,8 +2,8 @@
 
 A training saves its sharded optimizer states as they lie in the memory of its ranks (``dp_reshardable``):
 nothing is gathered, and another number of data-parallel ranks may load them. For other tensor, pipeline and
-virtual sizes, and other buckets, this step writes the states weight by weight (``fully_reshardable``), beside
-the checkpoint. One process copies, without a GPU, and holds one shard of a weight at a time.
+virtual sizes, and other buckets, this step writes the states weight by weight (``fully_reshardable``) into a
+copy of the checkpoint. One process copies, without a GPU, and holds one shard of a weight at a time.
 
 The copy is the newest checkpoint of its directory, from which the next launch continues. Nothing is changed
 in the checkpoint that it was made of.
@@ -27,7 +27,7 @@ from slipway.trainer.checkpoint.bucket_index import INDEX, SHARDED, Piece
 from slipway.trainer.checkpoint.lock import Lock
 from slipway.trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE
 from slipway.trainer.checkpoint.store import Checkpoint
-from slipway.trainer.logs import quiet
+from slipway.trainer.logs import silence_warnings
 
 if TYPE_CHECKING:
     from slipway.trainer.checkpoint.tensor_files import TensorFiles
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 _STATES = ("param", "exp_avg", "exp_avg_sq")
 # Where the states of a weight lie, for megatron-core's DistributedOptimizer of any layout.
 _WEIGHTS = "optimizer.state."
-# The keys by which megatron-core tells an optimizer's groups of parameters apart.
+# The keys by which megatron-core distinguishes an optimizer's groups of parameters.
 _GROUP = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Reshard; return the exit code: 0 done or nothing to do, 2 a mistake in the options."""
-    quiet()
+    silence_warnings()
     try:
         options = _parse(arguments)
         requirements.check(requirements.TRAINING)
-        source = store.named(options.checkpoint)
+        source = store.open_named(options.checkpoint)
         if source.marker.optimizer != DP_RESHARDABLE:
             print(f"{source.path}: nothing to do, all parallel sizes can load it")
             return EXIT_OK
@@ -72,7 +72,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def reshard(source: Checkpoint) -> Checkpoint:
-    """Write the copy beside a checkpoint, and return it.
+    """Write the copy next to a checkpoint, and return it.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def _pieces(files: TensorFiles) -> list[Piece]:
     Raises
     ------
     UserError
-        If they do not make up all weights of which there are states, as in another program's checkpoint.
+        If they do not make up all weights that have states, as in another program's checkpoint.
     """
     found = [Piece(*piece) for part in _objects(files, INDEX) for piece in part]
     known: dict[str, int] = {}

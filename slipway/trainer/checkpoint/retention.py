@@ -9,15 +9,15 @@ from pathlib import Path
 
 from slipway.common.files import sync_path
 from slipway.trainer.checkpoint.marker import MARKER
-from slipway.trainer.checkpoint.store import REMOVING, Checkpoint, complete, damage, unique
+from slipway.trainer.checkpoint.store import REMOVING, Checkpoint, find_damage, list_complete, make_suffix
 from slipway.trainer.config.saving import Saving
 from slipway.trainer.logs import LOGGER
 
 
 def keep_best(saving: Saving, latest: Checkpoint) -> None:
-    """Remove what is surplus after `latest` was saved; what cannot be removed is told and stays."""
-    for checkpoint in surplus(complete(saving.directory), latest, saving):
-        foreign = _foreign(checkpoint)
+    """Remove surplus checkpoints after `latest` was saved; log those that cannot be removed."""
+    for checkpoint in find_surplus(list_complete(saving.directory), latest, saving):
+        foreign = _find_foreign_file(checkpoint)
         if foreign:
             LOGGER.warning("keeping checkpoint %s: its training did not write %s", checkpoint.path, foreign)
             continue
@@ -26,11 +26,11 @@ def keep_best(saving: Saving, latest: Checkpoint) -> None:
             LOGGER.info("removed checkpoint %s: save_top_k=%d keeps others", checkpoint.path, saving.keep)
 
 
-def surplus(checkpoints: Iterable[Checkpoint], latest: Checkpoint, saving: Saving) -> list[Checkpoint]:
+def find_surplus(checkpoints: Iterable[Checkpoint], latest: Checkpoint, saving: Saving) -> list[Checkpoint]:
     """Return those of `latest`'s training that are not among the best ``saving.keep``.
 
-    The newest is never surplus, nor is what an earlier training left in the directory, nor what was damaged
-    after it was complete, which does not count as one of the best either. A checkpoint without the monitored
+    The newest is never surplus, nor is an earlier training's, nor one that was damaged after it was
+    complete, which does not count as one of the best either. A checkpoint without the monitored
     value ranks behind those that have it; among equals the later step is better.
     """
     own = [checkpoint for checkpoint in checkpoints if checkpoint.marker.training == latest.marker.training]
@@ -47,7 +47,7 @@ def surplus(checkpoints: Iterable[Checkpoint], latest: Checkpoint, saving: Savin
 
 
 def remove(hidden: Iterable[Path]) -> bool:
-    """Remove hidden directories; return whether all are gone. What resists is told and stays."""
+    """Remove hidden directories, log those that cannot be removed, and return whether all are gone."""
     gone = True
     for path in hidden:
         try:
@@ -60,7 +60,7 @@ def remove(hidden: Iterable[Path]) -> bool:
 
 def _is_whole(checkpoint: Checkpoint) -> bool:
     try:
-        wrong = damage(checkpoint)
+        wrong = find_damage(checkpoint)
     except OSError as error:
         wrong = str(error)
     if wrong:
@@ -70,7 +70,7 @@ def _is_whole(checkpoint: Checkpoint) -> bool:
 
 def _set_aside(path: Path) -> Path | None:
     # From here on nothing takes it for a checkpoint, however far the removal gets.
-    hidden = path.with_name(f"{REMOVING}{path.name}-{unique()}")
+    hidden = path.with_name(f"{REMOVING}{path.name}-{make_suffix()}")
     try:
         path.rename(hidden)
         sync_path(path.parent)
@@ -80,7 +80,7 @@ def _set_aside(path: Path) -> Path | None:
     return hidden
 
 
-def _foreign(checkpoint: Checkpoint) -> str | None:
+def _find_foreign_file(checkpoint: Checkpoint) -> str | None:
     """Return the name of a file in a checkpoint that its training did not write."""
     for directory, _, names in os.walk(checkpoint.path):
         for name in names:

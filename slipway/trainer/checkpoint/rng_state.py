@@ -54,7 +54,7 @@ def make_equal(rank_context: RankContext) -> None:
 
 
 def start_anew(seed: int, step: int) -> None:
-    """Set the generators where there are none to continue with: from the seed and the completed steps."""
+    """Set the generators from the seed and the completed steps, if no saved state can be continued."""
     digest = hashlib.sha256(f"{seed} {step}".encode()).digest()
     seed_training(int.from_bytes(digest[:7], "big"))
 

@@ -18,10 +18,10 @@ from slipway.trainer.checkpoint.async_save import AsyncSave
 from slipway.trainer.checkpoint.bucket_index import distributed_optimizers, has_empty_share, sharded_index
 from slipway.trainer.checkpoint.choice import Choice
 from slipway.trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE, NOT_SHARDED, Marker
-from slipway.trainer.checkpoint.reader import restricted_pickles
+from slipway.trainer.checkpoint.reader import restrict_pickles
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.checkpoint.strategies import SaveStrategy, load_strategy
-from slipway.trainer.distributed import RankContext, any_rank, on_all_ranks
+from slipway.trainer.distributed import RankContext, is_any_set, run_on_all_ranks
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.model.model import Model
 
@@ -49,19 +49,17 @@ def save(
 
     Parameters
     ----------
-    directory, name
-        Where, and under which name.
     model, optimizer, progress
-        What is saved; the random generators are as well.
+        The state to save, together with the random generators.
     marker
-        What is known of the checkpoint beforehand; the format of the optimizer's states is filled in.
+        The checkpoint's marker; the format of the optimizer's states is filled in.
     background
         Whether the training goes on while the files are written.
 
     Returns
     -------
     AsyncSave
-        The state is as it was in this moment, whatever the training changes from now on.
+        It holds the state of this moment; later changes of the training do not reach it.
     """
     rng_state.make_equal(rank_context)
     form = optimizer_format(optimizer, rank_context)
@@ -86,7 +84,9 @@ def optimizer_format(optimizer: Any, rank_context: RankContext) -> str:
     """
     if not distributed_optimizers(optimizer):
         return NOT_SHARDED
-    return FULLY_RESHARDABLE if any_rank(has_empty_share(optimizer), rank_context.device) else DP_RESHARDABLE
+    return (
+        FULLY_RESHARDABLE if is_any_set(has_empty_share(optimizer), rank_context.device) else DP_RESHARDABLE
+    )
 
 
 def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankContext, seed: int) -> Progress:
@@ -114,7 +114,7 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
         is_loading=True,
     )
     if choice.load_optimizer and checkpoint.marker.optimizer == DP_RESHARDABLE:
-        on_all_ranks(lambda: _check_buckets(checkpoint, targets["optimizer"]))
+        run_on_all_ranks(lambda: _check_buckets(checkpoint, targets["optimizer"]))
     continues = compatible.is_laid_out_as(checkpoint, rank_context.layout)
     if continues:
         targets["random"] = rng_state.sharded_generators(rank_context)
@@ -147,7 +147,11 @@ def load_weights(checkpoint: Path, model: Model) -> None:
     saved = _index(checkpoint)
     # Transformer Engine's, which weights that were imported have not.
     absent = {
-        chunk: [name for name, item in part.items() if _is_object(item) and item.unique_key not in saved]
+        chunk: [
+            name
+            for name, item in part.items()
+            if isinstance(item, ShardedObject) and item.unique_key not in saved
+        ]
         for chunk, part in weights.items()
     }
     wanted = {
@@ -160,18 +164,14 @@ def load_weights(checkpoint: Path, model: Model) -> None:
     )
 
 
-def _is_object(item: Any) -> bool:
-    return isinstance(item, ShardedObject)
-
-
 def _index(checkpoint: Path) -> Any:
-    with restricted_pickles():
+    with restrict_pickles():
         return FileSystemReader(str(checkpoint)).read_metadata().state_dict_metadata
 
 
 def _load(checkpoint: Path, targets: dict[str, Any]) -> dict[str, Any]:
     try:
-        with restricted_pickles():
+        with restrict_pickles():
             state: dict[str, Any] = dist_checkpointing.load(targets, str(checkpoint), load_strategy())
     except CheckpointException as error:
         # It is no Exception, and would be handled as an interrupt.
@@ -195,4 +195,4 @@ def _check_buckets(checkpoint: Checkpoint, states: dict[str, Any]) -> None:
         if isinstance(tensor, ShardedTensor):
             size = getattr(saved.get(tensor.key), "size", None)
             if size != torch.Size(tensor.global_shape):
-                raise UserError(compatible.other_buckets(checkpoint))
+                raise UserError(compatible.explain_other_buckets(checkpoint))

@@ -1,4 +1,4 @@
-"""The directory of checkpoints: what is complete, what is not, which is the newest. Imports no torch.
+"""The directory of checkpoints: the complete ones, the others, and the newest. Imports no torch.
 
 A checkpoint is written into ``.unfinished-<name>-<unique>``. When all ranks have written and synced their
 files, rank 0 writes the marker there, renames the directory to ``<name>`` and points the link ``latest`` at
@@ -10,13 +10,13 @@ killed before                leaves behind
 the marker or the rename     the checkpoint before, and a hidden directory that is never looked into
 ``latest`` points at it      the new checkpoint: the link is a convenience, the serial decides
 a removal's rename           a checkpoint too many
-a removal's end              a hidden directory; what is removed is renamed first
+a removal's end              a hidden directory; a removal begins with a rename
 a damaged one is set aside   it is found damaged again, or has been moved
 ===========================  ==========================================================================
 
 The newest checkpoint is the one with the highest serial, which each marker counts on from the highest in the
-directory: it is right whatever the clocks of two nodes say, and also when a training starts afresh beside an
-older one whose steps are higher. Only the holder of the directory's lock writes (:mod:`.lock`).
+directory: it is right even if the clocks of two nodes differ, and also when a training starts afresh next to
+an older one whose steps are higher. Only the holder of the directory's lock writes (:mod:`.lock`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REMOVING = ".removing-"
 DAMAGED = "damaged"
 _RANK = re.compile(r"__(\d+)_")
 _SHARD = re.compile(r"__\d+_\d+\.distcp")
-# What a save writes: one shard for each rank, and these.
+# A save writes one shard for each rank, and these.
 _OTHERS = (MARKER, ".metadata", "common.pt", "metadata.json")
 
 
@@ -54,14 +54,14 @@ class Checkpoint:
     marker: Marker
 
 
-def complete(directory: Path) -> list[Checkpoint]:
+def list_complete(directory: Path) -> list[Checkpoint]:
     """Return the checkpoints that have a marker, the newest last."""
     marked = ((path, read_marker(path)) for path in _directories(directory) if not path.name.startswith("."))
     checkpoints = [Checkpoint(path, marker) for path, marker in marked if marker is not None]
     return sorted(checkpoints, key=_age)
 
 
-def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Checkpoint | None, dict[Path, str]]:
+def find_newest(directory: Path, without: Collection[Path] = ()) -> tuple[Checkpoint | None, dict[Path, str]]:
     """Return the newest complete checkpoint, and the directories that are not complete, each with the reason.
 
     A checkpoint whose files are not those that its marker lists, such as one that was copied in part, is not
@@ -71,7 +71,7 @@ def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Checkpoint 
     Raises
     ------
     OSError
-        If it cannot be told, as when a file system does not answer.
+        If a directory cannot be examined, as when a file system does not answer.
     """
     marked, torn = [], {}
     for path in _candidates(directory):
@@ -83,7 +83,7 @@ def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Checkpoint 
         elif wrong is not None:
             torn[path] = wrong
     for checkpoint in sorted(marked, key=_age, reverse=True):
-        wrong = damage(checkpoint)
+        wrong = find_damage(checkpoint)
         if wrong is None:
             return checkpoint, torn
         torn[checkpoint.path] = wrong
@@ -91,12 +91,12 @@ def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Checkpoint 
 
 
 def open_checkpoint(path: Path) -> tuple[Checkpoint | None, str | None]:
-    """Return the complete checkpoint in a directory, or None and what is wrong."""
+    """Return the complete checkpoint in a directory, or None and its defect."""
     marker, wrong = examine_marker(path)
     if marker is None:
         return None, wrong
     checkpoint = Checkpoint(path, marker)
-    wrong = damage(checkpoint)
+    wrong = find_damage(checkpoint)
     return (checkpoint, None) if wrong is None else (None, wrong)
 
 
@@ -107,23 +107,23 @@ def split_rule(*places: Path) -> str:
     """
     for place in places:
         marker = read_marker(place)
-        markers = [marker] if marker else [checkpoint.marker for checkpoint in complete(place)]
+        markers = [marker] if marker else [checkpoint.marker for checkpoint in list_complete(place)]
         if markers:
             return markers[-1].split_rule
     return SPLIT_RULE
 
 
-def named(path: Path) -> Checkpoint:
+def open_named(path: Path) -> Checkpoint:
     """Return the checkpoint that a path names: itself, or the newest complete one of a directory.
 
     Raises
     ------
     UserError
-        If there is none, or its files are damaged.
+        If no complete checkpoint is found, or its files are damaged.
     """
     checkpoint, wrong = open_checkpoint(path)
     if checkpoint is None and path.is_dir():
-        latest, _ = newest(path)
+        latest, _ = find_newest(path)
         checkpoint, wrong = latest, wrong if latest is None else None
     if checkpoint is None:
         reason = wrong if path.is_dir() else "there is no such directory"
@@ -132,7 +132,7 @@ def named(path: Path) -> Checkpoint:
 
 
 def check_content(checkpoint: Checkpoint, report: Callable[[int], None] = lambda _: None) -> None:
-    """Hold the content of files against their checksums; an earlier version's checkpoint has none.
+    """Compare files with their checksums, which a checkpoint of an earlier version does not have.
 
     Parameters
     ----------
@@ -151,8 +151,8 @@ def check_content(checkpoint: Checkpoint, report: Callable[[int], None] = lambda
         report(checkpoint.marker.files.get(name, 0))
 
 
-def damage(checkpoint: Checkpoint) -> str | None:
-    """Return what is wrong with a marked checkpoint's files, of which no content is read; None if nothing is.
+def find_damage(checkpoint: Checkpoint) -> str | None:
+    """Return the defect of a marked checkpoint's files, or None; no content is read.
 
     Shards that the marker does not list are those of another checkpoint; other files are their owner's.
     """
@@ -171,7 +171,7 @@ def damage(checkpoint: Checkpoint) -> str | None:
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a directory that is not complete is what became of a checkpoint, and nobody else's."""
+    """Return whether an incomplete directory holds the rest of a checkpoint, and no other files."""
     names = _names(path)
     if MARKER in names:
         return True
@@ -179,7 +179,7 @@ def is_ours(path: Path) -> bool:
 
 
 def set_aside(path: Path) -> Path:
-    """Move a damaged checkpoint to where none is looked for; return its new path. Nothing is overwritten.
+    """Move a damaged checkpoint out of the search path; return its new path. Nothing is overwritten.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def set_aside(path: Path) -> Path:
     """
     directory, link = path.parent, path.parent / LATEST
     (directory / DAMAGED).mkdir(exist_ok=True)
-    aside = _free_name(directory / DAMAGED / path.name)
+    aside = _choose_free_name(directory / DAMAGED / path.name)
     path.rename(aside)
     if link.is_symlink() and link.readlink() == Path(path.name):
         link.unlink()
@@ -197,7 +197,7 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def damaged(directory: Path) -> list[Path]:
+def list_damaged(directory: Path) -> list[Path]:
     """Return the checkpoints that were set aside."""
     return list(_directories(directory / DAMAGED))
 
@@ -205,10 +205,10 @@ def damaged(directory: Path) -> list[Path]:
 def begin(directory: Path, name: str, parents: bool = True) -> Path:
     """Create and return the hidden directory in which a checkpoint is written.
 
-    Its name is used once: what is left of a killed training can never write into it. Without `parents` no
-    directory is made anew that somebody has deleted.
+    Its name is used once: a leftover process of a killed training can never write into it. Without `parents`,
+    a directory that was deleted is not created again.
     """
-    path = directory / f"{UNFINISHED}{name}-{unique()}"
+    path = directory / f"{UNFINISHED}{name}-{make_suffix()}"
     path.mkdir(parents=parents)
     return path
 
@@ -220,7 +220,7 @@ def sync_part(unfinished: Path, rank: int) -> dict[str, int]:
     sync comes before its last buffer is flushed.
     """
     written = {}
-    for path in _written_by(unfinished, rank):
+    for path in _list_written_by(unfinished, rank):
         sync_path(path)
         written[str(path.relative_to(unfinished))] = path.stat().st_size
     return written
@@ -229,7 +229,7 @@ def sync_part(unfinished: Path, rank: int) -> dict[str, int]:
 def checksum_part(unfinished: Path, rank: int, known: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the checksums of the files that a rank wrote; those that are `known` are not read again."""
     checksums = dict(known or {})
-    for path in _written_by(unfinished, rank):
+    for path in _list_written_by(unfinished, rank):
         name = str(path.relative_to(unfinished))
         if name not in checksums:
             checksums[name] = file_checksum(path)
@@ -242,13 +242,13 @@ def finish(unfinished: Path, name: str, marker: Marker) -> Checkpoint:
     Call it when every rank has returned from :func:`sync_part`. The serial is filled in here.
     """
     directory = unfinished.parent
-    serial = 1 + max((checkpoint.marker.serial for checkpoint in complete(directory)), default=0)
+    serial = 1 + max((checkpoint.marker.serial for checkpoint in list_complete(directory)), default=0)
     marker = replace(marker, serial=serial)
     marker.write(unfinished)
     # The marker is on disk before the name is: whoever sees the name sees a complete checkpoint.
     for path in (*(part for part in unfinished.rglob("*") if part.is_dir()), unfinished):
         sync_path(path)
-    path = _free_name(directory / name)
+    path = _choose_free_name(directory / name)
     unfinished.rename(path)
     sync_path(directory)
     point_latest(path)
@@ -270,12 +270,12 @@ def point_latest(path: Path) -> None:
         LOGGER.warning("the link %s cannot be set: %s", link, error.strerror)
 
 
-def leftovers(directory: Path) -> list[Path]:
+def list_leftovers(directory: Path) -> list[Path]:
     """Return what killed trainings left: checkpoints and removals, begun and not finished."""
     return [path for path in _directories(directory) if path.name.startswith((UNFINISHED, REMOVING))]
 
 
-def unique() -> str:
+def make_suffix() -> str:
     """Return a few letters that no other call returns."""
     return uuid.uuid4().hex[:12]
 
@@ -311,18 +311,18 @@ def _names(directory: Path) -> list[str]:
         return []
 
 
-def _written_by(unfinished: Path, rank: int) -> Iterator[Path]:
+def _list_written_by(unfinished: Path, rank: int) -> Iterator[Path]:
     # The name before the file: a thousand ranks would ask a file system about each other's files.
-    return (path for path in sorted(unfinished.rglob("*")) if _writer(path) == rank and path.is_file())
+    return (path for path in sorted(unfinished.rglob("*")) if _parse_writer(path) == rank and path.is_file())
 
 
-def _writer(path: Path) -> int:
+def _parse_writer(path: Path) -> int:
     # megatron-core's files of a rank are __<rank>_<number>.distcp; all others are rank 0's.
     match = _RANK.match(path.name)
     return int(match[1]) if match else 0
 
 
-def _free_name(path: Path) -> Path:
+def _choose_free_name(path: Path) -> Path:
     # Lightning's way out when a name is taken; evidence is never overwritten.
     candidate, version = path, 1
     while candidate.exists():

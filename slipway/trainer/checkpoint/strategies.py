@@ -43,15 +43,7 @@ class SaveStrategy:
         self._is_validated = False
 
     def begin(self, state: dict[str, Any], directory: Path) -> Any:
-        """Plan a save and write the common state; return megatron-core's request to write the rest.
-
-        Parameters
-        ----------
-        state
-            megatron-core's sharded state.
-        directory
-            An empty directory.
-        """
+        """Plan a save and write the common state; return megatron-core's request to write the rest."""
         request = dist_checkpointing.save(
             state,
             str(directory),
@@ -74,7 +66,7 @@ def _replicas() -> Any:
 
 
 def _write_here(transforms: Any, _use_msc: bool, _rank: int, buckets: list[Any], results: Any) -> None:
-    """Stand in for ``write_preloaded_data_multiproc``: each bucket's results, or one exception for all."""
+    """Replace ``write_preloaded_data_multiproc``: each bucket's results, or one exception for all."""
     written: dict[int, Any] = {}
     for number, bucket in enumerate(buckets):
         answer: queue.Queue[Any] = queue.Queue()
@@ -84,14 +76,14 @@ def _write_here(transforms: Any, _use_msc: bool, _rank: int, buckets: list[Any],
         _, result = answer.get_nowait()
         if isinstance(result, Exception):
             # The error that megatron-core raises on every rank names neither the file nor the first cause.
-            LOGGER.error("cannot write %s: %s", bucket[0], _first_cause(result))
+            LOGGER.error("cannot write %s: %s", bucket[0], _find_first_cause(result))
             results.put(result)
             return
         written[number] = result
     results.put(written)
 
 
-def _first_cause(error: BaseException) -> BaseException:
+def _find_first_cause(error: BaseException) -> BaseException:
     while error.__context__ is not None:
         error = error.__context__
     return error

@@ -1,9 +1,9 @@
 """Tensors in files of torch's distributed format (``torch_dist``), read and written by one process.
 
 A directory has shards ``__<rank>_<number>.distcp`` and an index ``.metadata``. The index knows a tensor by
-its whole shape, whatever the layout that saved it, and its chunks by their offsets in it. Chunks and objects
+its whole shape, for any layout that saved it, and its chunks by their offsets in it. Chunks and objects
 lie in the shards one behind the other, each as :func:`torch.save` writes it. Neither megatron-core nor the
-model is needed; a chunk is the most that is read at once beside what is returned.
+model is needed; memory holds one chunk at a time in addition to the result.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from torch.distributed.checkpoint.metadata import (
 
 from slipway.common.errors import UserError, first_line
 from slipway.common.files import open_regular
-from slipway.trainer.checkpoint.files import inside, is_absent
+from slipway.trainer.checkpoint.files import is_absent, resolve_inside
 from slipway.trainer.checkpoint.reader import read_index
 
 COMMON, INDEX_FILE, FORMAT = "common.pt", ".metadata", "metadata.json"
 _FILE_BYTES = 4 << 30
 # A checkpoint may have more shards than a process may open files.
 _OPEN_FILES = 64
-# A tensor up to this size is taken memory for, whatever the files have.
+# Memory for a tensor up to this size is allocated without a look at the sizes of the files.
 _UNCHECKED_BYTES = 1 << 30
 # Chunks of this size are read to their place in a tensor, and a block of them at a time.
 _DIRECT_BYTES, _BLOCK_BYTES = 16 << 20, 4 << 20
@@ -67,8 +67,8 @@ class TensorFiles:
     directory
         A checkpoint of ours, or what `torch.distributed.checkpoint` wrote.
     is_checked
-        Whether the files were held against checksums of their own. If not, each item that is read is held
-        against the checksum that torch writes beside it, and does not check itself.
+        Whether the files' checksums were verified. If not, each item is compared with the checksum that
+        torch writes next to it, and does not verify itself.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class TensorFiles:
     def __init__(self, directory: Path, is_checked: bool = False) -> None:
         self.directory = directory
         self._is_checked = is_checked
-        with _named(directory / INDEX_FILE):
+        with _name_unreadable(directory / INDEX_FILE):
             self._index = read_index(directory / INDEX_FILE)
         self._infos = {
             name: TensorInfo(tuple(entry.size), entry.properties.dtype)
@@ -101,12 +101,10 @@ class TensorFiles:
         return self._infos
 
     def read(self, name: str, index: Index = None) -> torch.Tensor:
-        """Return a tensor, or a part of it, of which only the chunks that it needs are read.
+        """Return a tensor, or a part of it; read only the chunks that it needs.
 
         Parameters
         ----------
-        name
-            One of :meth:`tensors`.
         index
             A place on the first axis, which is then left out (a layer of stacked layers); or slices of step 1
             for the first axes; or None: all of it.
@@ -114,7 +112,7 @@ class TensorFiles:
         Raises
         ------
         UserError
-            If a chunk cannot be read, or the chunks do not make up what is read.
+            If a chunk cannot be read, or the chunks do not cover the requested part.
         """
         entry = self._index.state_dict_metadata[name]
         begin, end = _bounds(tuple(entry.size), index)
@@ -161,11 +159,11 @@ class TensorFiles:
         return tuple(path) if path else (name,)
 
     def items(self) -> list[Any]:
-        """Return the keys of all items; a tensor's chunk has an `offset`, an object has none."""
+        """Return the keys of all items; only a tensor's chunk has an `offset`."""
         return list(self._index.storage_data)
 
     def entry(self, name: str) -> Any:
-        """Return what the index says of a tensor or an object."""
+        """Return the index entry of a tensor or an object."""
         return self._index.state_dict_metadata[name]
 
     def raw(self, item: Any) -> bytes:
@@ -180,7 +178,7 @@ class TensorFiles:
         UserError
             If it cannot be read, or holds what torch does not load without executing it.
         """
-        with self._item_named(item):
+        with self._name_item(item):
             if not self._is_checked:
                 _check_archive(self._view(item))
             return torch.load(self._view(item), map_location="cpu", weights_only=True)
@@ -193,7 +191,7 @@ class TensorFiles:
             or item not in self._index.storage_data
         ):
             return False
-        with self._item_named(item):
+        with self._name_item(item):
             # Nothing but the description of the tensor is read.
             content = torch.load(self._view(item), map_location="meta", weights_only=True)
             is_plain = isinstance(content, torch.Tensor) and content.is_contiguous()
@@ -214,8 +212,10 @@ class TensorFiles:
                         buffer = buffer[len(block) :]
         return True
 
-    def _item_named(self, item: Any) -> contextlib.AbstractContextManager[None]:
-        return _named(f"{self.directory / self._index.storage_data[item].relative_path}: {item.fqn}")
+    def _name_item(self, item: Any) -> contextlib.AbstractContextManager[None]:
+        return _name_unreadable(
+            f"{self.directory / self._index.storage_data[item].relative_path}: {item.fqn}"
+        )
 
     def _chunk(self, name: str, chunk: Any, entry: Any) -> torch.Tensor:
         key = MetadataIndex(name, chunk.offsets)
@@ -248,15 +248,15 @@ class TensorFiles:
                 raise UserError(f"{self.directory / INDEX_FILE} names a file of another directory: {name}")
             while len(self._files) >= _OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            with _named(self.directory / name):
-                file = open_regular(inside(self.directory / name), holes=True)
+            with _name_unreadable(self.directory / name):
+                file = open_regular(resolve_inside(self.directory / name), holes=True)
         # The one used last is the last to be closed.
         self._files[name] = file
         return file
 
 
 class _View(io.RawIOBase):
-    """A part of a file, read like a file of its own."""
+    """A part of a file, read like a whole file."""
 
     def __init__(self, file: BinaryIO, offset: int, length: int) -> None:
         self._file, self._offset, self._length = file, offset, length
@@ -333,14 +333,14 @@ class TensorFilesWriter:
             entry = TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), whole, [])
         entry.chunks.append(ChunkStorageMetadata(place, tensor.shape))
         tensor = tensor.detach().contiguous()
-        # torch.save writes all of a storage, of which this may be a view.
+        # torch.save writes the whole storage, and this may be a view.
         if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
             tensor = tensor.clone()
         with self._item(MetadataIndex(name, place), entry) as file:
             torch.save(tensor, file)
 
     def add_raw(self, item: Any, content: bytes, entry: Any) -> None:
-        """Append an item of other files as it is: its key, its bytes, and what the index says of it."""
+        """Append an item of other files as it is: its key, its bytes, and its index entry."""
         with self._item(item, entry) as file:
             file.write(content)
 
@@ -368,8 +368,8 @@ class TensorFilesWriter:
 
 
 @contextlib.contextmanager
-def _named(what: object) -> Iterator[None]:
-    """Name what the block cannot read; another error of the system is raised as it is."""
+def _name_unreadable(what: object) -> Iterator[None]:
+    """Name the file that the block cannot read; another error of the system is raised as it is."""
     try:
         yield
     except OSError as error:

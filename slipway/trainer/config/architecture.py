@@ -23,7 +23,7 @@ class Rope:
     interpolation
         What positions are divided by (Chen et al. 2023, arXiv 2306.15595); None for 1.
     scaling
-        What the lowest frequencies are divided by, as in Llama 3.1 for a context grown from 8,192 tokens, by
+        Divisor of the lowest frequencies, as in Llama 3.1 for a context grown from 8,192 tokens, by
         megatron-core's formula, which is NeMo's; None for 1.
     fusion
         Whether Transformer Engine's kernel is asked for.
@@ -71,34 +71,34 @@ _BACKEND: Reader = partial(Values.choice, valid=get_args(AttentionBackend), defa
 # --- readers of a key that look at its neighbours
 
 
-def _beside(key: str, name: str) -> str:
+def _name_sibling(key: str, name: str) -> str:
     """Return another key of the same node."""
     return f"{key.rpartition('.')[0]}.{name}"
 
 
 def _heads(values: Values, key: str) -> int:
-    return values.integer(_beside(key, "num_attention_heads"), minimum=1)
+    return values.integer(_name_sibling(key, "num_attention_heads"), minimum=1)
 
 
 def _ffn_hidden_size(values: Values, key: str) -> int:
-    return values.integer(key, 4 * values.integer(_beside(key, "hidden_size"), minimum=1), minimum=1)
+    return values.integer(key, 4 * values.integer(_name_sibling(key, "hidden_size"), minimum=1), minimum=1)
 
 
 def _query_groups(values: Values, key: str) -> int:
     heads = _heads(values, key)
     groups = values.integer(key, heads, minimum=1)
     if heads % groups:
-        values.fail(key, f"a divisor of {_beside(key, 'num_attention_heads')}={heads}")
+        values.fail(key, f"a divisor of {_name_sibling(key, 'num_attention_heads')}={heads}")
     return groups
 
 
 def _kv_channels(values: Values, key: str) -> int:
     if values.is_set(key):
         return values.integer(key, minimum=1)
-    heads, hidden_key = _heads(values, key), _beside(key, "hidden_size")
+    heads, hidden_key = _heads(values, key), _name_sibling(key, "hidden_size")
     hidden = values.integer(hidden_key, minimum=1)
     if hidden % heads:
-        heads_key = _beside(key, "num_attention_heads")
+        heads_key = _name_sibling(key, "num_attention_heads")
         values.fail(heads_key, f"a divisor of {hidden_key}={hidden}, or {key} set")
     return hidden // heads
 
@@ -112,7 +112,7 @@ def _activation(values: Values, key: str) -> str:
     valid = ACTIVATIONS + tuple(f"fast-{name}" for name in ("gelu", "geglu", "reglu", "swiglu"))
     name = values.choice(key, valid, "gelu").removeprefix("fast-")
     # The tanh form of GELU, as 'gelu' is here anyway. NeMo would put it in the place of any other function.
-    tanh = _beside(key, "openai_gelu")
+    tanh = _name_sibling(key, "openai_gelu")
     if values.flag(tanh, False) and name not in ("gelu", "geglu"):
         values.fail(tanh, f"False, as {key}={name} is not gelu or geglu")
     return name
@@ -123,7 +123,7 @@ def _normalization(values: Values, key: str) -> str:
 
 
 def _one_plus(values: Values, key: str) -> bool:
-    name = values.choice(_beside(key, "normalization"), NORMALIZATIONS, "layernorm")
+    name = values.choice(_name_sibling(key, "normalization"), NORMALIZATIONS, "layernorm")
     is_set = values.flag(key, False)
     if is_set and name == "rmsnorm":
         raise UserError(f"{key}=True: only valid with a layer norm, not with rmsnorm")
@@ -158,8 +158,8 @@ def _recompute(values: Values, key: str) -> Recompute | None:
     granularity = values.choice(key, ("full", "selective"))
     if granularity == "selective":
         return Recompute("selective", None, None)
-    method = values.choice(_beside(key, "activations_checkpoint_method"), ("uniform", "block"))
-    count = _beside(key, "activations_checkpoint_num_layers")
+    method = values.choice(_name_sibling(key, "activations_checkpoint_method"), ("uniform", "block"))
+    count = _name_sibling(key, "activations_checkpoint_num_layers")
     if method == "uniform":
         return Recompute("full", "uniform", values.integer(count, 1, minimum=1))
     # NeMo's stock T5 has 0: none of the layers.
@@ -197,7 +197,7 @@ class Architecture:
         float, Row("layernorm_epsilon", partial(NUMBER, default=1e-5), "function", "layernorm_epsilon")
     ]
     bias: Annotated[bool, Row("bias", ON, "shapes", "add_bias_linear")]
-    # Of queries, keys and values alone, which `bias` gives to all matrices; earlier markers lack it.
+    # Of queries, keys and values alone, which `bias` gives to all matrices; not in earlier markers.
     qkv_bias: Annotated[bool, Row("model.qkv_bias", _qkv_bias, "shapes", "add_qkv_bias")] = False
     tied_embeddings: Annotated[bool, Row("model.share_embeddings_and_output_weights", None, "shapes")]
     # Of a T5's tied head alone.
@@ -224,7 +224,7 @@ class Architecture:
             on_cpu="Transformer Engine needs CUDA: megatron-core's local layers",
         ),
     ]
-    # It has values of ours beside NeMo's auto and local.
+    # It has values of ours in addition to NeMo's auto and local.
     attention_backend: Annotated[AttentionBackend, Row("model.attention_backend", _BACKEND)]
     recompute: Annotated[
         Recompute | None,
@@ -269,8 +269,6 @@ def read_stack(
         Where the stack's own keys are: ``model`` for a GPT.
     seq_length, max_positions
         Tokens of a sequence, and how many learned positions there are.
-    positions
-        The valid kinds of positions.
     tied
         Whether the output's weights are the embedding's.
 
@@ -286,7 +284,7 @@ def read_stack(
         node,
         seq_length=seq_length,
         max_positions=max_positions,
-        position=values.choice(ROWS["position"].key_in(node), positions, "learned_absolute"),
+        position=values.choice(ROWS["position"].build_key(node), positions, "learned_absolute"),
         relative=_relative(values, node) if is_t5 else None,
         tied_embeddings=tied,
         head_bias=is_t5 and tied and values.flag("model.tokens_head_bias", True),

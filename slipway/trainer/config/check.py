@@ -15,7 +15,7 @@ from slipway.trainer.config.keys import (
     Irrelevant,
     Refused,
     Status,
-    misplaced,
+    explain_misplaced,
     status_of,
 )
 from slipway.trainer.config.t5 import is_t5
@@ -27,7 +27,7 @@ def table_for(flat: Mapping[str, Any]) -> dict[str, Status]:
 
 
 def check_keys(flat: Mapping[str, Any]) -> None:
-    """Refuse unknown keys and values that ask for what is not there.
+    """Refuse unknown keys and values that ask for missing features.
 
     Raises
     ------
@@ -40,20 +40,18 @@ def check_keys(flat: Mapping[str, Any]) -> None:
         if status is None and value == {} and _is_node(key, table):
             continue
         if status is None:
-            problem = misplaced(key, table) or f"unknown key{suggest(key, table)}"
+            problem = explain_misplaced(key, table) or f"unknown key{suggest(key, table)}"
             raise UserError(f"{key}={value!r}: {problem}")
-        if isinstance(status, Refused) and not any(_same(value, allowed) for allowed in status.allowed):
-            valid = " or ".join(_spelled(allowed) for allowed in status.allowed)
+        if isinstance(status, Refused) and not any(_is_same(value, allowed) for allowed in status.allowed):
+            valid = " or ".join("null" if allowed is None else str(allowed) for allowed in status.allowed)
             raise UserError(f"{key}={value!r}: {status.reason}; valid here: {valid}")
 
 
-def unused(flat: Mapping[str, Any], cuda: bool) -> dict[str, str]:
+def find_unused(flat: Mapping[str, Any], cuda: bool) -> dict[str, str]:
     """Return the keys that change nothing here, with the reason; without those of the launcher.
 
     Parameters
     ----------
-    flat
-        Dotted keys and values.
     cuda
         Whether there is a CUDA device.
     """
@@ -68,7 +66,7 @@ def unused(flat: Mapping[str, Any], cuda: bool) -> dict[str, str]:
     return reasons
 
 
-def unused_report(unused: Mapping[str, str], overridden: Container[str], log: Path) -> list[str]:
+def report_unused(unused: Mapping[str, str], overridden: Container[str], log: Path) -> list[str]:
     """Return a line for each unused key that the command line set, and one that counts the others."""
     own = [f"note: {key}: no effect here: {reason}" for key, reason in unused.items() if key in overridden]
     others = len(unused) - len(own)
@@ -79,12 +77,8 @@ def _is_node(key: str, table: Mapping[str, Status]) -> bool:
     return any(known.startswith(f"{key}.") for known in table)
 
 
-def _same(value: Any, allowed: Any) -> bool:
+def _is_same(value: Any, allowed: Any) -> bool:
     # In Python True == 1: a flag where a number belongs must not pass.
     if isinstance(value, bool) is not isinstance(allowed, bool):
         return False
     return bool(value == allowed)
-
-
-def _spelled(value: Any) -> str:
-    return "null" if value is None else str(value)

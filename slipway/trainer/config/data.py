@@ -56,7 +56,7 @@ class Data:
     index_dir
         Where sample indices are kept between launches, or None.
     eod_mask_loss, reset_positions, reset_attention
-        What the end of a document does within a window.
+        The effects of a document's end within a window.
     tokenizer
         What made the tokens.
     accepted

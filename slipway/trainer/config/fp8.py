@@ -82,7 +82,7 @@ def read_fp8(values: Values, precision: str) -> Fp8 | None:
     Raises
     ------
     UserError
-        If a value is invalid, or FP8 lacks a format, bf16 or Transformer Engine.
+        If a value is invalid, or FP8 has no format, no bf16 or no Transformer Engine.
     """
     if not values.flag(_KEY, False):
         return None

@@ -26,7 +26,7 @@ from slipway.trainer.config.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Implemented:
-    """The trainer does what the key says; `on_cpu` tells why a CPU has no use for it."""
+    """The trainer implements the key; `on_cpu` says why a CPU has no use for it."""
 
     on_cpu: str | None = None
 
@@ -69,7 +69,7 @@ _DEFERRED = Irrelevant("it needs Apex's accumulation of gradients")
 _CALLBACK = "exp_manager.checkpoint_callback_params"
 
 
-def _each(node: str, names: str, status: Status) -> dict[str, Status]:
+def _expand(node: str, names: str, status: Status) -> dict[str, Status]:
     """Return the entries of several keys below a node that have one status."""
     return dict.fromkeys((f"{node}.{name}" for name in names.split()), status)
 
@@ -88,21 +88,21 @@ KEYS: dict[str, Status] = {
     "trainer.max_epochs": Refused((None, -1), "trainer.max_steps says how long to train"),
     "trainer.limit_test_batches": Irrelevant("the test split is never evaluated"),
     "trainer.accumulate_grad_batches": Refused((1, None), "micro_batch_size already accumulates gradients"),
-    **_each(
+    **_expand(
         "trainer",
         "logger enable_checkpointing use_distributed_sampler enable_progress_bar enable_model_summary "
         "num_sanity_val_steps benchmark",
         _LIGHTNING,
     ),
     # exp_manager
-    **_each("exp_manager", "exp_dir name", Irrelevant("explicit_log_dir says where")),
+    **_expand("exp_manager", "exp_dir name", Irrelevant("explicit_log_dir says where")),
     "exp_manager.create_wandb_logger": Refused((False, None), _WANDB.reason),
     "exp_manager.wandb_logger_kwargs.*": _WANDB,
     "exp_manager.log_step_timing": Irrelevant("step times are always logged"),
     "exp_manager.step_timing_kwargs.sync_cuda": Irrelevant("step times are always synchronized"),
     "exp_manager.step_timing_kwargs.buffer_size": Irrelevant("step times are logged one by one"),
     "exp_manager.seconds_to_sleep": Irrelevant("nothing waits for a log directory to settle"),
-    **_each(_CALLBACK, "dirpath every_n_train_steps", _IMPLEMENTED),
+    **_expand(_CALLBACK, "dirpath every_n_train_steps", _IMPLEMENTED),
     f"{_CALLBACK}.save_last": Irrelevant("the newest checkpoint is always kept, and `latest` names it"),
     f"{_CALLBACK}.every_n_epochs": Refused((None, 0, 1), "every_n_train_steps says how often"),
     f"{_CALLBACK}.train_time_interval": Refused((None,), "every_n_train_steps says how often"),
@@ -110,10 +110,10 @@ KEYS: dict[str, Status] = {
     f"{_CALLBACK}.save_weights_only": Refused((False, None), "a training continues from all of its state"),
     f"{_CALLBACK}.filepath": Refused((None,), "dirpath and filename say where"),
     f"{_CALLBACK}.prefix": Irrelevant("filename is the whole name"),
-    f"{_CALLBACK}.auto_insert_metric_name": Refused((True, None), "a name tells its values with their names"),
+    f"{_CALLBACK}.auto_insert_metric_name": Refused((True, None), "a name shows its values with their names"),
     f"{_CALLBACK}.verbose": Irrelevant("each checkpoint is logged"),
     f"{_CALLBACK}.save_nemo_on_train_end": Irrelevant(f"{_NEMO_ARCHIVE}: the last checkpoint is like others"),
-    **_each(_CALLBACK, "always_save_nemo save_best_model", Refused((False, None), _NEMO_ARCHIVE)),
+    **_expand(_CALLBACK, "always_save_nemo save_best_model", Refused((False, None), _NEMO_ARCHIVE)),
     f"{_CALLBACK}.postfix": Irrelevant(_NEMO_ARCHIVE),
     f"{_CALLBACK}.model_parallel_size": Irrelevant("taken from the model's parallel sizes"),
     "resume.accept_data": _IMPLEMENTED,
@@ -121,13 +121,13 @@ KEYS: dict[str, Status] = {
     "model.rampup_batch_size": _IMPLEMENTED,
     # model: architecture
     "model.mcore_gpt": Refused((True, None), "the model is megatron-core's"),
-    **_each(
+    **_expand(
         "model",
         "encoder_seq_length max_position_embeddings position_embedding_type "
         "share_embeddings_and_output_weights",
         _IMPLEMENTED,
     ),
-    "model.ffn_dropout": Refused((0, 0.0, None), "megatron-core's MLP has no dropout of its own"),
+    "model.ffn_dropout": Refused((0, 0.0, None), "megatron-core's MLP has no dropout"),
     "model.low_freq_factor": Refused((1, 1.0, None), _ROPE_SCALING),
     "model.high_freq_factor": Refused((4, 4.0, None), _ROPE_SCALING),
     "model.old_context_len": Refused((8192, None), _ROPE_SCALING),
@@ -145,61 +145,63 @@ KEYS: dict[str, Status] = {
     "model.persist_layer_norm": Irrelevant("a kernel of Apex"),
     "model.resume_from_checkpoint": Refused((None,), "exp_manager.resume_if_exists continues a run"),
     # model: precision
-    **_each("model", "native_amp_init_scale native_amp_growth_interval hysteresis", _FP16_OFF),
+    **_expand("model", "native_amp_init_scale native_amp_growth_interval hysteresis", _FP16_OFF),
     # `fp8_recipe` is ours: NeMo's keys mean delayed scaling.
-    **_each("model", "fp8 fp8_e4m3 fp8_hybrid", Implemented(NO_FP8)),
+    **_expand("model", "fp8 fp8_e4m3 fp8_hybrid", Implemented(NO_FP8)),
     "model.fp8_interval": Irrelevant("Transformer Engine scales in each step"),
     "model.fp8_params": Refused((False, None), "weights are kept in bf16"),
     # model: experts, and attention of other kinds
     "model.name": Irrelevant("a specification of NeMo's layers"),
-    **_each("model", "num_moe_experts mtp_num_layers", Refused((None, 0), _EXPERTS)),
-    **_each("model", "expert_model_parallel_size expert_tensor_parallel_size", Refused((1, None), _EXPERTS)),
-    **_each("model", "multi_latent_attention qk_layernorm", Refused((False, None), _ATTENTION)),
+    **_expand("model", "num_moe_experts mtp_num_layers", Refused((None, 0), _EXPERTS)),
+    **_expand(
+        "model", "expert_model_parallel_size expert_tensor_parallel_size", Refused((1, None), _EXPERTS)
+    ),
+    **_expand("model", "multi_latent_attention qk_layernorm", Refused((False, None), _ATTENTION)),
     "model.window_size": Refused((None,), _ATTENTION),
     # model: fusions and communication
     "model.masked_softmax_fusion": Irrelevant("a kernel of Apex"),
     "model.apply_rope_fusion": Implemented(on_cpu="Transformer Engine's kernels need CUDA"),
-    **_each("model", "defer_embedding_wgrad_compute wgrad_deferral_limit", _DEFERRED),
-    **_each("model", "grad_div_ar_fusion grad_allreduce_chunk_size_mb gradient_as_bucket_view", _BUCKETS),
-    **_each("model.optim", "bucket_cap_mb contiguous_grad_buffer contiguous_param_buffer", _BUCKETS),
-    **_each("model", "batch_p2p_comm sync_batch_comm", _STAGES),
+    **_expand("model", "defer_embedding_wgrad_compute wgrad_deferral_limit", _DEFERRED),
+    **_expand("model", "grad_div_ar_fusion grad_allreduce_chunk_size_mb gradient_as_bucket_view", _BUCKETS),
+    **_expand("model.optim", "bucket_cap_mb contiguous_grad_buffer contiguous_param_buffer", _BUCKETS),
+    **_expand("model", "batch_p2p_comm sync_batch_comm", _STAGES),
     "model.sharp": Refused((False, None), "SHARP is not in this version"),
-    **_each("model", "onnx_safe apex_transformer_log_level use_flash_attention", _LEGACY),
+    **_expand("model", "onnx_safe apex_transformer_log_level use_flash_attention", _LEGACY),
     # Megatron-LM's: a mean over the unmasked tokens of a global batch, and not one of micro batches' means.
     "model.calculate_per_token_loss": Refused((True, None), "every token of a global batch weighs the same"),
     # model: recomputing activations
-    **_each(
+    **_expand(
         "model",
         "num_micro_batches_with_partial_activation_checkpoints activations_checkpoint_layers_per_pipeline",
         Refused((None, 0), _LEGACY.reason),
     ),
     # model: FSDP and profiling
     "model.fsdp": Refused((False, None), "FSDP is not in this version"),
-    **_each("model", "fsdp_sharding_strategy fsdp_grad_reduce_dtype fsdp_sharded_checkpoint", _FSDP_OFF),
-    **_each("model", "nsys_profile torch_profile memory_profile", _NO_PROFILE),
-    **_each("model.nsys_profile", "enabled start_step end_step ranks", Implemented(NO_NSYS)),
+    **_expand("model", "fsdp_sharding_strategy fsdp_grad_reduce_dtype fsdp_sharded_checkpoint", _FSDP_OFF),
+    **_expand("model", "nsys_profile torch_profile memory_profile", _NO_PROFILE),
+    **_expand("model.nsys_profile", "enabled start_step end_step ranks", Implemented(NO_NSYS)),
     "model.nsys_profile.trace": LAUNCHER,
-    # A node of ours: NeMo 1.0 has none for torch.profiler.
-    **_each("model.torch_profile", "enabled start_step end_step ranks", _IMPLEMENTED),
-    **_each("model.memory_profile", "enabled start_step end_step rank", Implemented(NO_MEMORY)),
+    # A node of ours: NeMo 1.0 does not configure torch.profiler.
+    **_expand("model.torch_profile", "enabled start_step end_step ranks", _IMPLEMENTED),
+    **_expand("model.memory_profile", "enabled start_step end_step rank", Implemented(NO_MEMORY)),
     # model: tokenizer
-    **_each("model.tokenizer", "use_fast sentencepiece_legacy", _TEXT),
+    **_expand("model.tokenizer", "use_fast sentencepiece_legacy", _TEXT),
     "model.tokenizer.delimiter": Refused((None,), "only tabular data has one"),
     # model: optimizer
-    **_each(
+    **_expand(
         "model.optim.sched",
         "warmup_steps warmup_ratio constant_steps constant_ratio max_steps",
         _IMPLEMENTED,
     ),
-    "model.optim.sched.last_epoch": Refused((-1, None), "the completed steps say where the schedule stands"),
+    "model.optim.sched.last_epoch": Refused((-1, None), "the completed steps give the place in the schedule"),
     # model: data
-    **_each(
+    **_expand(
         "model.data",
         "data_impl data_prefix splits_string seq_length eod_mask_loss reset_position_ids "
         "reset_attention_mask index_mapping_dir",
         _IMPLEMENTED,
     ),
-    **_each("model.data.data_prefix", "train validation", _IMPLEMENTED),
+    **_expand("model.data.data_prefix", "train validation", _IMPLEMENTED),
     "model.data.data_prefix.test": Irrelevant("the test split is never evaluated"),
     "model.get_attention_mask_from_fusion": Irrelevant("reset_attention_mask says whether there is a mask"),
     "model.data.dataloader_type": Refused(("single", None), "samples come in one seeded order"),
@@ -221,7 +223,7 @@ def status_of(key: str, table: Mapping[str, Status] = KEYS) -> Status | None:
 
 
 _SPANS = Irrelevant("spans are the paper's: of random lengths whose mean is mean_ngram_size, 3 if it is null")
-_T5_ALONE = "megatron-core 0.16's T5Model has none"
+_T5_ALONE = "megatron-core 0.16's T5Model does not have it"
 _ONE_CHUNK = "the embeddings and the head are where both stacks are"
 
 # The keys of one stack: model.<name> of a GPT, model.encoder.<name> and model.decoder.<name> of a T5.
@@ -248,10 +250,10 @@ T5_KEYS: dict[str, Status] = {
     **{key: status for key, status in KEYS.items() if key not in _OF_A_GPT},
     **{f"{node}.{name}": status for node in (ENCODER, DECODER) for name, status in _OF_A_T5_STACK.items()},
     "model.mcore_t5": Refused((True, None), "the model is megatron-core's"),
-    **_each("model", "seq_length share_decoder_tokens_head_embeddings tokens_head_bias", _IMPLEMENTED),
+    **_expand("model", "seq_length share_decoder_tokens_head_embeddings tokens_head_bias", _IMPLEMENTED),
     "model.share_token_embeddings": Refused((True, None), _T5_ALONE),
     "model.qkv_bias": Refused((False, None), "only a GPT has a bias on queries, keys and values alone"),
-    **_each("model", "pre_process post_process", Refused((True, None), _ONE_CHUNK)),
+    **_expand("model", "pre_process post_process", Refused((True, None), _ONE_CHUNK)),
     # model: parallelism
     "model.pipeline_model_parallel_size": Refused(
         (1, None), "megatron-core 0.16 has no pipeline for a T5, whose encoder and decoder would share it"
@@ -264,7 +266,7 @@ T5_KEYS: dict[str, Status] = {
     **{key: _IMPLEMENTED for key, _ in keys_read(Denoising)},
     "model.data.seq_length_dec": _IMPLEMENTED,
     "model.data.dataset_type": Refused(("t5", None), "only T5's span corruption is in this version"),
-    **_each("model.data", "geometric_dist max_ngram_size", _SPANS),
+    **_expand("model.data", "geometric_dist max_ngram_size", _SPANS),
     "model.data.whole_word_masking": Irrelevant("spans are of tokens, as in the paper"),
     "model.data.short_seq_prob": Refused(
         (0, 0.0, None), "all sequences have the same length, as in the paper"
@@ -277,8 +279,8 @@ T5_KEYS: dict[str, Status] = {
 }
 
 
-def misplaced(key: str, table: Mapping[str, Status]) -> str:
-    """Say of which other kind of model a key is; an empty string if of none."""
+def explain_misplaced(key: str, table: Mapping[str, Status]) -> str:
+    """Explain that a key belongs to the other kind of model, or return an empty string."""
     name = key.rsplit(".", 1)[-1]
     if table is T5_KEYS and key in KEYS:
         both = f": {ENCODER}.{name} and {DECODER}.{name}" if name in _OF_A_T5_STACK else ""

@@ -45,7 +45,7 @@ def load_yaml(path: Path) -> Any:
     UserError
         If it is missing, or is not YAML.
     """
-    # Not at the top: an interpreter that lacks it is told so before this.
+    # Not at the top: an interpreter without it was refused before this.
     import yaml
 
     try:
@@ -54,7 +54,7 @@ def load_yaml(path: Path) -> Any:
         raise UserError(f"configuration {path}: {error.strerror}", found_by="node") from None
     try:
         return yaml.safe_load(content.decode())
-    # ValueError: bytes that are no text, and dates that are none, such as 2026-13-01.
+    # ValueError: bytes that are no text, and impossible dates such as 2026-13-01.
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"configuration {path} is not valid YAML: {error}") from None
 

@@ -81,7 +81,7 @@ def read_optimization(values: Values, max_steps: int) -> Optimization:
     Raises
     ------
     UserError
-        Naming the key, its value and what is valid.
+        Naming the key, its value and the valid ones.
     """
     total = values.integer(f"{_SCHED}.max_steps", max_steps, minimum=1)
     optimization = read_rows(
@@ -95,7 +95,7 @@ def read_optimization(values: Values, max_steps: int) -> Optimization:
     if min_lr > lr:
         raise UserError(f"{_SCHED}.min_lr={min_lr:g}: expected at most {_NODE}.lr={lr:g}")
     if optimization.constant_steps and optimization.schedule != "CosineAnnealing":
-        key = next(key for key in _pair("constant") if values.is_set(key))
+        key = next(key for key in _name_keys("constant") if values.is_set(key))
         values.fail(key, f"null or 0: {optimization.schedule} falls until its last step")
     if optimization.decay_all and name == "mcore_distributed_optim":
         # NeMo asks for the key, and then lets megatron-core make the groups.
@@ -107,18 +107,18 @@ def read_optimization(values: Values, max_steps: int) -> Optimization:
     return optimization
 
 
-def _pair(part: str) -> tuple[str, str]:
+def _name_keys(part: str) -> tuple[str, str]:
     return f"{_SCHED}.{part}_steps", f"{_SCHED}.{part}_ratio"
 
 
 def _steps(values: Values, part: str, total: int) -> int:
     """Return the steps of a part of the schedule, given as such or as a share of `total`, rounded down.
 
-    As in NeMo, both at once are a mistake; neither is none.
+    As in NeMo, both at once are a mistake; neither means 0 steps.
     """
-    steps, ratio = _pair(part)
+    steps, ratio = _name_keys(part)
     if values.is_set(steps) and values.is_set(ratio):
-        values.fail(ratio, f"null beside {steps}={values.raw(steps)!r}: one of the two says how long")
+        values.fail(ratio, f"null with {steps}={values.raw(steps)!r}: only one of the two may be set")
     share = values.number(ratio, 0.0, minimum=0.0)
     if share > 1:
         values.fail(ratio, "a share of the schedule's steps, at most 1")

@@ -36,7 +36,7 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Communication of the data-parallel ranks beside the computation, as NeMo's ``model.optim`` asks for it.
+    """Overlap of the data-parallel ranks' communication with computation, by NeMo's ``model.optim``.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ def read_parallel(values: Values) -> Parallel:
             f"{VIRTUAL}={parallel.virtual}: virtual stages are parts of pipeline stages, but {PIPELINE}=1; "
             "expected null, or more pipeline stages"
         )
-    # It shares what tensor parallelism leaves whole: NeMo switches it off too where there is none.
+    # It divides the rest of a tensor-parallel layer: NeMo switches it off too without tensor parallelism.
     return replace(parallel, sequence=parallel.sequence and parallel.tensor > 1)
 
 
@@ -131,6 +131,7 @@ def read_overlap(values: Values) -> Overlap:
     overlap = read_rows(Overlap, values)
     if overlap.parameters and not overlap.gradients:
         values.fail(
-            "model.optim.overlap_param_sync", "False, or model.optim.overlap_grad_sync=True beside it"
+            "model.optim.overlap_param_sync",
+            "False, or True with model.optim.overlap_grad_sync=True",
         )
     return overlap

@@ -58,8 +58,8 @@ def read_profiling(values: Values, max_steps: int, ranks: int | None) -> Profili
     UserError
         If a value is invalid, a profile would never begin, or two profilers would exclude each other.
     """
-    nsys = _profiled(values, "model.nsys_profile", "ranks", max_steps, ranks)
-    torch = _profiled(values, "model.torch_profile", "ranks", max_steps, ranks)
+    nsys = _read_profiled_steps(values, "model.nsys_profile", "ranks", max_steps, ranks)
+    torch = _read_profiled_steps(values, "model.torch_profile", "ranks", max_steps, ranks)
     if nsys and torch:
         values.fail(
             "model.torch_profile.enabled",
@@ -70,11 +70,11 @@ def read_profiling(values: Values, max_steps: int, ranks: int | None) -> Profili
         values,
         nsys=nsys,
         torch=torch,
-        memory=_profiled(values, "model.memory_profile", "rank", max_steps, ranks),
+        memory=_read_profiled_steps(values, "model.memory_profile", "rank", max_steps, ranks),
     )
 
 
-def _profiled(
+def _read_profiled_steps(
     values: Values, node: str, ranks_name: str, max_steps: int, world: int | None
 ) -> ProfiledSteps | None:
     start = values.integer(f"{node}.start_step", 0, minimum=0)

@@ -22,7 +22,7 @@ class Rampup:
     Attributes
     ----------
     start, increment, end
-        First batch, what is added at a time, and the last batch, in samples.
+        First batch, its growth at a time, and the last batch, in samples.
     samples
         Samples until the last batch.
     """
@@ -41,14 +41,7 @@ class Rampup:
         return self.start + int(consumed_samples / per_increment) * self.increment
 
     def check(self, multiple: int, unit: str) -> None:
-        """Check that every batch is a multiple of what one pass over the ranks takes.
-
-        Parameters
-        ----------
-        multiple
-            Samples of one pass.
-        unit
-            What they are, for the message.
+        """Check that every batch is a multiple of the samples of one pass over the ranks.
 
         Raises
         ------

@@ -34,8 +34,8 @@ class Resume:
     data_generation
         Another one is another order of the data, for as long as it is given.
     trust_owner
-        The user, by name or number, whose checkpoints are loaded as if they were the caller's; None for
-        nobody. It is no part of the intervention.
+        The user, by name or number, whose checkpoints are loaded as if they were the caller's, if any.
+        It is no part of the intervention.
     """
 
     checkpoint: Annotated[str | None, Row("resume.checkpoint", optional(Values.text))] = None

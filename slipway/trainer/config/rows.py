@@ -51,7 +51,7 @@ class Row:
     also: tuple[str, ...] = ()
     on_cpu: str | None = None
 
-    def key_in(self, node: str) -> str:
+    def build_key(self, node: str) -> str:
         """Return the whole key in the node of a stack."""
         return self.key if "." in self.key else f"{node}.{self.key}"
 
@@ -70,9 +70,9 @@ def read_rows(kind: Callable[..., Kind], values: Values, node: str = "model", **
     Raises
     ------
     UserError
-        Naming the key, its value and what is valid.
+        Naming the key, its value and the valid ones.
     """
-    read = {name: row.read(values, row.key_in(node)) for name, row in rows_of(kind).items() if row.read}
+    read = {name: row.read(values, row.build_key(node)) for name, row in rows_of(kind).items() if row.read}
     return kind(**read, **others)
 
 

@@ -21,8 +21,6 @@ class Saving:
 
     Attributes
     ----------
-    enabled
-        Whether any is written.
     directory, name
         Where, and the template of their names.
     every
@@ -30,7 +28,7 @@ class Saving:
     background
         Whether the training goes on while the files are written.
     keep, monitor, mode
-        The best `keep` by a value of which less ("min") or more ("max") is better; -1 for all.
+        The best `keep` by a value that is best when low ("min") or high ("max"); -1 for all.
     """
 
     enabled: Annotated[bool, Row("exp_manager.create_checkpoint_callback", ON)]

@@ -169,7 +169,7 @@ class Settings:
         """Tokens of a sample: those that a GPT, or the encoder of a T5, reads."""
         return (self.encoder or self.architecture).seq_length
 
-    def with_split_rule(self, rule: str) -> Settings:
+    def set_split_rule(self, rule: str) -> Settings:
         """Return the settings with the data divided by a rule."""
         return replace(self, data=replace(self.data, split_rule=rule))
 
@@ -184,7 +184,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
     Raises
     ------
     UserError
-        Naming the key, its value and what is valid.
+        Naming the key, its value and the valid ones.
     """
     values = Values(flat)
     own = {name: row.read(values, row.key) for name, row in rows_of(Settings).items() if row.read}

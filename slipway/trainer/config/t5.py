@@ -1,4 +1,4 @@
-"""A T5's two stacks and what it learns from, from NeMo's ``model.encoder``, ``.decoder`` and ``.data``."""
+"""A T5's two stacks and its objective, from NeMo's ``model.encoder``, ``.decoder`` and ``.data``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Denoising:
     mean_span
         Mean length of a span in tokens.
     sentinels
-        How many tokens the vocabulary has that stand for a span.
+        Number of the vocabulary's sentinels, the tokens that replace a span.
     """
 
     density: Annotated[float, Row(_DENSITY, partial(Values.number, default=0.15, minimum=0.0, below=1.0))]
@@ -79,7 +79,7 @@ def read_stacks(values: Values) -> tuple[Architecture, Architecture]:
     for node, stack in ((ENCODER, encoder), (DECODER, decoder)):
         check_tensor(tensor, node, stack, lengths)
         if stack.position == "relative" and stack.recompute:
-            # What is recomputed would go back through the positions' one graph once for each layer.
+            # Recomputed layers would each go back through the positions' one graph.
             values.fail(
                 f"{node}.activations_checkpoint_granularity",
                 "null: megatron-core 0.16 recomputes nothing with position_embedding_type=relative",

@@ -25,12 +25,12 @@ def _name(values: Values, key: str) -> str:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer, of which a training needs the number of tokens and the id of the end of a document.
+    """A tokenizer; a training needs its number of tokens and the id of its end of a document.
 
     Attributes
     ----------
     library
-        NeMo's name of what reads the files.
+        NeMo's name of the library that reads the files.
     name
         Megatron's type, or for Hugging Face a name on the hub or a directory.
     model
@@ -38,8 +38,8 @@ class Tokenizer:
     vocab_file, merge_file
         GPT-2's two files; of BERT's there is the first.
     override_size
-        The size of the model's vocabulary, whatever the tokenizer's: padded to no more than what tensor
-        parallelism divides.
+        The size of the model's vocabulary instead of the tokenizer's: padded to no more than a multiple for
+        tensor parallelism.
     """
 
     library: Annotated[

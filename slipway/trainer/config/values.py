@@ -1,4 +1,4 @@
-"""Typed access to configuration values, with errors that name the key, the value and what is valid."""
+"""Typed access to configuration values, with errors that name the key, the value and the valid ones."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Values:
             isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
         ):
             self.fail(key, "a number")
-        # A Python int may exceed what a float holds exactly; counts of samples and tokens stay integers.
+        # A Python int may be too large for an exact float; counts of samples and tokens stay integers.
         return value
 
     def _value(self, key: str, default: Any) -> Any:

@@ -22,8 +22,8 @@ from slipway.trainer.config.t5 import is_t5, read_stacks
 from slipway.trainer.config.values import Values
 
 
-def mistake_in(config: dict[str, Any], world: int) -> str | None:
-    """Return the first mistake in a configuration for `world` processes, None if there is none."""
+def find_mistake(config: dict[str, Any], world: int) -> str | None:
+    """Return the first mistake in a configuration for `world` processes, or None."""
     flat = flatten(config)
     try:
         check_keys(flat)
@@ -33,7 +33,7 @@ def mistake_in(config: dict[str, Any], world: int) -> str | None:
     return None
 
 
-def conversion_mistake(model: dict[str, Any], kind: str | None) -> str | None:
+def find_conversion_mistake(model: dict[str, Any], kind: str | None) -> str | None:
     """Return why a model cannot be converted once it is trained; None if it can, or is no model at all."""
     from slipway.trainer.conversion.families import check_trained
 
@@ -54,9 +54,9 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "model" in request:
-            print(json.dumps({"mistake": conversion_mistake(request["model"], request["type"])}))
+            print(json.dumps({"mistake": find_conversion_mistake(request["model"], request["type"])}))
             continue
-        mistakes = (mistake_in(request["config"], world) for world in request["worlds"])
+        mistakes = (find_mistake(request["config"], world) for world in request["worlds"])
         print(json.dumps({"mistake": next(filter(None, mistakes), None)}))
 
 

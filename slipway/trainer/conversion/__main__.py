@@ -17,8 +17,8 @@ from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserEr
 from slipway.common.sections import Target, WeightsFormat, WeightType
 from slipway.trainer import requirements
 from slipway.trainer.conversion.spec import ROOT, Conversion, load_conversion, read_conversion
-from slipway.trainer.logs import quiet
-from slipway.trainer.needless import no_garbage
+from slipway.trainer.logs import silence_warnings
+from slipway.trainer.startup_cost import pause_garbage_collection
 
 _REQUIRED = ("torch", "numpy", "safetensors")
 _EXAMPLES = """\
@@ -32,14 +32,14 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Convert; return the exit code."""
     options = _parse(arguments)
-    quiet()
-    # What was begun is removed on the way out.
+    silence_warnings()
+    # An unfinished output is removed on the way out.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         requirements.check(_REQUIRED)
         is_file = options.command == "run"
         return _convert(
-            load_conversion(options.config_path, options.config_name) if is_file else _from_options(options)
+            load_conversion(options.config_path, options.config_name) if is_file else _read_options(options)
         )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _convert(conversion: Conversion) -> int:
-    # Importing torch takes a second: a mistake in the configuration is told before that.
-    with no_garbage():
+    # Importing torch takes a second: a mistake in the configuration is reported before that.
+    with pause_garbage_collection():
         from slipway.trainer.conversion.convert import convert
 
     results = convert(conversion)
@@ -87,7 +87,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _from_options(options: argparse.Namespace) -> Conversion:
+def _read_options(options: argparse.Namespace) -> Conversion:
     node = {name: value for name, value in vars(options).items() if name != "command"}
     return read_conversion({**node, "check": {"enabled": options.check}})
 

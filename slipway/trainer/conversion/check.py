@@ -20,7 +20,7 @@ from slipway.trainer import requirements
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.conversion.check_report import REPORT, TABLE, Gradient, Report, write_report
 from slipway.trainer.conversion.families import rows_of
-from slipway.trainer.model.single_process import load_model, settings_of, single_process
+from slipway.trainer.model.single_process import enter_single_process, load_model, settings_of
 
 _LIBRARIES = ("torch", "megatron.core", "transformers", "safetensors")
 # Rounding to a type, relative to the number: half of the distance between two, at most.
@@ -55,7 +55,7 @@ people, for the people, shall not perish from the earth.
 def check(
     checkpoint: Path, model_dir: Path, description: Description, text: Path | None, sequences: int
 ) -> bool:
-    """Compare a converted model with ours; print the report and write it beside the weights.
+    """Compare a converted model with ours; print the report and write it into the model's directory.
 
     Parameters
     ----------
@@ -63,12 +63,8 @@ def check(
         The directory of the checkpoint's files.
     model_dir
         The directory in Hugging Face's format.
-    description
-        The model.
     text
         A file of text to read; None for one that is built in.
-    sequences
-        How many sequences of it.
 
     Returns
     -------
@@ -91,7 +87,7 @@ def check(
 
 
 def verdict(model_dir: Path, text: Path | None, sequences: int) -> bool | None:
-    """Print the report beside a model and return its verdict; None if there is none of this text."""
+    """Print the report of a model on this text and return its verdict; None without such a report."""
     try:
         report = json.loads((model_dir / REPORT).read_text(encoding="utf-8"))
         if (report["text_checksum"], report["sequences"]) != (_checksum(text), sequences):
@@ -112,18 +108,18 @@ def compare(
 ) -> Report:
     """Return the comparison of a converted model with ours; both are in memory at a time."""
     settings = settings_of(description)
-    with single_process(settings) as rank_context:
+    with enter_single_process(settings) as rank_context:
         tokens, origin = _tokens(model_dir, description, text, sequences)
         tokens = tokens.to(rank_context.device)
         ours = load_model(checkpoint, settings, description, rank_context).requires_grad_(True)
-        theirs, dtype = _their_model(model_dir, description)
+        theirs, dtype = _load_theirs(model_dir, description)
         theirs = theirs.to(rank_context.device)
-        losses = {"stored": _computed(theirs, _their_logits, description, tokens)[1]}
+        losses = {"stored": _compute(theirs, _compute_theirs, description, tokens)[1]}
         rounded, rounding = _take_exact_weights(theirs, ours, description)
-        found, losses["ours"] = _computed(ours, _our_logits, description, tokens, backward=True)
-        single, losses["theirs"] = _computed(theirs, _their_logits, description, tokens, backward=True)
+        found, losses["ours"] = _compute(ours, _compute_ours, description, tokens, backward=True)
+        single, losses["theirs"] = _compute(theirs, _compute_theirs, description, tokens, backward=True)
         gradients = _gradients(ours, theirs, description)
-        exact, losses["exact"] = _computed(theirs.double(), _their_logits, description, tokens)
+        exact, losses["exact"] = _compute(theirs.double(), _compute_theirs, description, tokens)
     types = (dtype, "bfloat16" if description.precision == "bf16" else "float32")
     return Report(
         text=origin,
@@ -142,7 +138,7 @@ def compare(
     )
 
 
-def _their_model(model_dir: Path, description: Description) -> tuple[Any, str]:
+def _load_theirs(model_dir: Path, description: Description) -> tuple[Any, str]:
     """Return Hugging Face's model in 32 bits, and the type of the files' weights."""
     import torch
     import transformers
@@ -189,7 +185,7 @@ def _tokens(model_dir: Path, description: Description, text: Path | None, sequen
     return ids[: sequences * length].view(sequences, length), origin
 
 
-def _computed(
+def _compute(
     model: Any, logits_of: Any, description: Description, tokens: Any, backward: bool = False
 ) -> tuple[Any, float]:
     """Return a model's logits ``[sequences, tokens, vocabulary]`` and its loss in nats per token."""
@@ -204,7 +200,7 @@ def _computed(
     return logits.detach(), float(loss)
 
 
-def _our_logits(model: Any, description: Description, tokens: Any) -> tuple[Any, Any]:
+def _compute_ours(model: Any, description: Description, tokens: Any) -> tuple[Any, Any]:
     import torch
 
     inputs, before, targets = _inputs(description, tokens)
@@ -215,7 +211,7 @@ def _our_logits(model: Any, description: Description, tokens: Any) -> tuple[Any,
     return model(input_ids=inputs, position_ids=positions, attention_mask=None), targets
 
 
-def _their_logits(model: Any, description: Description, tokens: Any) -> tuple[Any, Any]:
+def _compute_theirs(model: Any, description: Description, tokens: Any) -> tuple[Any, Any]:
     inputs, before, targets = _inputs(description, tokens)
     decoder = {} if before is None else {"decoder_input_ids": before}
     return model(input_ids=inputs, use_cache=False, **decoder).logits, targets

@@ -1,4 +1,4 @@
-"""The report on a converted model: what was compared, the verdict, and how both are shown."""
+"""The report on a converted model: the comparison, the verdict, and the table that shows both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipway.common.files import write_atomic
 
 FACTOR = 4
 REPORT, TABLE = "report.json", "report.txt"
-# Below this share of the largest logit a difference is rounding, whatever Hugging Face's own is.
+# Below this share of the largest logit a difference is rounding, even if Hugging Face's own is smaller.
 _FLOOR = 2.0**-24
 _SHOWN = 5
 
@@ -33,8 +33,8 @@ class Report:
     Attributes
     ----------
     text, text_checksum, sequences, tokens
-        What was read: its origin, the SHA-256 of the file or the built-in text, the sequences, and the tokens
-        in each.
+        The text: its origin, the SHA-256 of the file or the built-in text, the sequences, and the tokens in
+        each.
     ours, theirs
         The largest differences of logits in 32 bits, ours and Hugging Face's, from Hugging Face's in 64.
     largest
@@ -126,7 +126,7 @@ class Report:
 
 
 def write_report(report: Report, model_dir: Path) -> None:
-    """Write a report beside a model, for programs and for people."""
+    """Write a report into a model's directory, for programs and for people."""
     for name, content in ((REPORT, json.dumps(report.to_json(), indent=1) + "\n"), (TABLE, report.table())):
         write_atomic(model_dir / name, content)
 

@@ -30,7 +30,7 @@ _LLAMA3 = {
 Values = Mapping[str, Any]
 
 
-def whole(key: str, value: Any, most: int = MOST) -> int:
+def count(key: str, value: Any, most: int = MOST) -> int:
     """Check a whole number of at least 1."""
     if type(value) is not int or not 1 <= value <= most:
         raise UserError(f"{CONFIG}: {key}={value!r}: expected a whole number from 1 to {most:,}")
@@ -39,7 +39,7 @@ def whole(key: str, value: Any, most: int = MOST) -> int:
 
 def layers(key: str, value: Any) -> int:
     """Check a number of layers."""
-    return whole(key, value, MOST_LAYERS)
+    return count(key, value, MOST_LAYERS)
 
 
 def number(key: str, value: Any) -> float:
@@ -56,8 +56,8 @@ def flag(key: str, value: Any) -> bool:
     return value
 
 
-def token_ids(config: Values, key: str) -> list[int]:
-    """Return the ids of tokens: of none, one or several."""
+def read_token_ids(config: Values, key: str) -> list[int]:
+    """Return the ids of any number of tokens."""
     value = config.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(item) is int and 0 <= item <= MOST for item in ids):
@@ -88,7 +88,7 @@ class Option(ConfigKey):
     Attributes
     ----------
     key, field
-        The key, and the field with its value; None where our models lack all values but the default.
+        The key, and the field with its value; None where our models have the default value only.
     check
         Checks a value, whose key it names in the message, and returns it.
     default
@@ -124,7 +124,7 @@ class Option(ConfigKey):
         if value is None:
             raise UserError(f"{CONFIG} lacks {self.key}")
         if self.names is not None:
-            value = self._our_name(str(value), self.names)
+            value = self._translate_name(str(value), self.names)
         return {self.field: self.check(self.key, value)}
 
     def write(self, fields: Values) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Option(ConfigKey):
     def _default(self, fields: Values) -> Any:
         return self.default(fields) if callable(self.default) else self.default
 
-    def _our_name(self, value: str, names: Mapping[str, str]) -> str:
+    def _translate_name(self, value: str, names: Mapping[str, str]) -> str:
         known = {theirs: ours for ours, theirs in names.items() if ours != self.unread}
         name = known.get(_SYNONYMS.get(value, value))
         if name is None:

@@ -1,4 +1,4 @@
-"""Conversions: from what a source holds to the directories that are asked for."""
+"""Conversions: from the weights of a source to the requested directories."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Result:
 
 
 def convert(conversion: Conversion) -> list[Result]:
-    """Convert what a source holds; nothing is changed in it.
+    """Convert the checkpoints of a source, which is not changed.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def convert(conversion: Conversion) -> list[Result]:
             f"huggingface; expected False with conversion.to={conversion.to} of {source_format}"
         )
     if conversion.to == "slipway":
-        return [_imported(conversion, source_format)]
+        return [_import(conversion, source_format)]
     if source_format == "slipway" and conversion.every:
         return _convert_all(conversion)
     if source_format == "slipway":
@@ -69,12 +69,12 @@ def convert(conversion: Conversion) -> list[Result]:
 
 def _convert_chosen(conversion: Conversion) -> Result:
     """Convert a checkpoint, or if a training removes it meanwhile the one that is the newest by then."""
-    (checkpoint,) = chosen(conversion)
+    (checkpoint,) = choose_checkpoints(conversion)
     for _ in range(_ATTEMPTS):
         try:
             return convert_checkpoint(conversion, checkpoint)
         except (UserError, FileNotFoundError):
-            before, (checkpoint,) = checkpoint, chosen(conversion)
+            before, (checkpoint,) = checkpoint, choose_checkpoints(conversion)
             if checkpoint.path == before.path:
                 raise
             print(f"{before.path}: removed by the training meanwhile", flush=True)
@@ -85,11 +85,13 @@ def _convert_all(conversion: Conversion) -> list[Result]:
     """Convert all checkpoints that a training has so far, while it may save and remove others."""
     results, errors = [], []
     # Of a step that was trained twice the later one.
-    for checkpoint in {checkpoint.marker.step: checkpoint for checkpoint in chosen(conversion)}.values():
+    for checkpoint in {
+        checkpoint.marker.step: checkpoint for checkpoint in choose_checkpoints(conversion)
+    }.values():
         try:
             results.append(convert_checkpoint(conversion, checkpoint))
         except outputs.AnotherResult as error:
-            # The training went back, and came to this step again: what was made of it stays.
+            # The training went back, and came to this step again: the earlier conversion stays.
             print(f"{checkpoint.path}: not converted: {error}", flush=True)
         except (UserError, FileNotFoundError) as error:
             if checkpoint.path.exists():
@@ -104,11 +106,11 @@ def _convert_all(conversion: Conversion) -> list[Result]:
 def _source_format(conversion: Conversion) -> WeightsFormat:
     if conversion.source_format != "auto":
         return conversion.source_format
-    # Behind a training, of which there may be no checkpoint yet.
+    # Behind a training, which may have no checkpoint yet.
     return "slipway" if conversion.every else sources.recognise(conversion.source)
 
 
-def _imported(conversion: Conversion, source_format: WeightsFormat) -> Result:
+def _import(conversion: Conversion, source_format: WeightsFormat) -> Result:
     """Make a checkpoint of ours of a Hugging Face directory."""
     if source_format != "huggingface":
         raise UserError(
@@ -126,7 +128,7 @@ def _imported(conversion: Conversion, source_format: WeightsFormat) -> Result:
         )
     was_there = (conversion.output_of(0) / outputs.RECORD).exists()
     result = Result(import_weights(conversion, conversion.source), is_new=not was_there)
-    marker = store.named(result.output).marker
+    marker = store.open_named(result.output).marker
     description = description_from_json(marker.model, str(result.output))
     if description.encoder is None:
         # Launched by hand: `++` sets a key whether a training's tree has it or not.
@@ -160,27 +162,27 @@ def _convert_source(conversion: Conversion, source_format: WeightsFormat) -> Res
         return _write(conversion, record, entries, description, {"step": step, "checkpoint": origin})
 
 
-def chosen(conversion: Conversion) -> list[Checkpoint]:
+def choose_checkpoints(conversion: Conversion) -> list[Checkpoint]:
     """Return the checkpoints of ours that are to be converted, the newest last.
 
     Raises
     ------
     UserError
-        If there is none, none of the step, or the one that is wanted is damaged.
+        If the source has no checkpoint, or not that of the step, or the requested one is damaged.
     """
     source, step = conversion.source, conversion.step
     if conversion.every:
         # There may be none yet.
-        return store.complete(source)
+        return store.list_complete(source)
     if step is None:
-        return [store.named(source)]
+        return [store.open_named(source)]
     single, _ = store.open_checkpoint(source)
-    known = store.complete(source) if single is None else [single]
+    known = store.list_complete(source) if single is None else [single]
     matching = [checkpoint for checkpoint in known if checkpoint.marker.step == step]
     if not matching:
         steps = ", ".join(map(str, sorted({checkpoint.marker.step for checkpoint in known}))) or "none"
         raise UserError(f"conversion.step={step}: {source} has no complete checkpoint of it; it has {steps}")
-    return [store.named(matching[-1].path)]
+    return [store.open_named(matching[-1].path)]
 
 
 def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result:
@@ -221,7 +223,7 @@ def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Resul
     dtype = dtype_of(conversion)
     # An earlier version's checkpoint has no checksums of files: each tensor is held against torch's.
     with TensorFiles(checkpoint.path, is_checked=bool(marker.checksums)) as files:
-        note = export.note_on_masters(files, dtype)
+        note = export.note_masters(files, dtype)
         if conversion.to == "safetensors":
             if note:
                 print(f"{checkpoint.path.name}: {note}", flush=True)
@@ -245,12 +247,12 @@ def _write(
     Parameters
     ----------
     description
-        The model, if Hugging Face's files are written beside the weights.
+        The model, if Hugging Face's files are written too.
     origin
-        What the model card says of the training.
+        The model card's facts about the training.
     """
     output, size = conversion.output_of(record["step"]), export.total_bytes(entries)
-    with outputs.new_directory(output, record, size) as unfinished:
+    with outputs.create_directory(output, record, size) as unfinished:
         if unfinished is None:
             return Result(output, is_new=False)
         if description is not None:

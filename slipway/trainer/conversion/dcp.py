@@ -1,8 +1,8 @@
 """Checkpoints of torch.distributed.checkpoint (DCP), such as FSDP's, read tensor by tensor.
 
 The index has all tensors of a nested dictionary under names with dots, and the keys that lead to each. A
-training saves more than its model; the keys tell them apart: ``{"model": {...}, "optimizer": {...}}`` or, as
-torchtitan writes it, the model's tensors beside ``"optimizer"``.
+training saves more than its model; the keys separate them: ``{"model": {...}, "optimizer": {...}}`` or, as
+torchtitan writes it, ``"optimizer"`` among the model's tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.tensor_files import INDEX_FILE, Index, TensorFiles
 from slipway.trainer.conversion.foreign import checkpoint_of_step, plain_names
 
-# Under which keys programs save a model, and under which what is not one.
+# The keys under which programs save a model, and those under which they save anything else.
 _MODEL = ("model", "module", "state_dict", "model_state_dict", "net", "network")
 _OTHERS = frozenset(
     [

@@ -8,7 +8,7 @@ A directory ``global_stepN`` has for each rank a file with its part of the fp32 
   its parts of all parameters, in order, in one or several vectors (``fp32_flat_groups``).
 
 Names and shapes (``param_shapes``), frozen parameters, buffers and tied names (``shared_params``) are in the
-model's file. The files are mapped: what is read of a parameter is all that is in memory.
+model's file. The files are mapped: memory holds only the parts of a parameter that are read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.tensor_files import TensorInfo
-from slipway.trainer.conversion.foreign import checkpoint_of_step, plain_names, step_of, tracked_checkpoint
+from slipway.trainer.conversion.foreign import checkpoint_of_step, plain_names, read_tracker, step_of
 from slipway.trainer.conversion.pickled_files import load
 
 LATEST = "latest"
@@ -57,7 +57,7 @@ class DeepSpeedFiles:
 
     def __init__(self, directory: Path, step: int | None = None) -> None:
         is_chosen = step is not None and step_of(directory) != step
-        tracked = tracked_checkpoint(directory / LATEST) or directory
+        tracked = read_tracker(directory / LATEST) or directory
         self.directory = checkpoint_of_step(directory, step) if is_chosen else tracked
         self._models = self._files(_MODEL, "*_model_states.pt")
         weights = self._weights(load(self._models[0]))
@@ -97,21 +97,23 @@ class DeepSpeedFiles:
         module = model["module"]
         if not any(self.directory.glob("*_optim_states.pt")) or not model.get("param_shapes"):
             # Without ZeRO the model's file has all of it.
-            return {name: _stored(tensor) for name, tensor in module.items() if torch.is_tensor(tensor)}
+            return {name: _wrap(tensor) for name, tensor in module.items() if torch.is_tensor(tensor)}
         names = [name for name in model.get("buffer_names") or () if torch.is_tensor(module.get(name))]
-        weights = {name: _stored(_unhalved(module[name])) for name in names}
+        weights = {name: _wrap(_restore(module[name])) for name in names}
         shapes = _shapes(self._models[0], model["param_shapes"])
         paths = self._files(_OPTIMIZER, "*_optim_states.pt")
         states = [self._state(path, len(paths)) for path in paths]
         is_stage_3 = _FLAT_GROUPS in states[0]
         key = _FLAT_GROUPS if is_stage_3 else _PARTITIONS
         parts = [_vectors(path, state, key) for path, state in zip(paths, states, strict=True)]
-        weights |= self._frozen(model, self._models if is_stage_3 else self._models[:1])
-        weights |= self._scattered(shapes, parts) if is_stage_3 else self._partitioned(shapes, parts)
+        weights |= self._read_frozen(model, self._models if is_stage_3 else self._models[:1])
+        weights |= (
+            self._read_scattered(shapes, parts) if is_stage_3 else self._read_partitioned(shapes, parts)
+        )
         for alias, name in dict(model.get("shared_params") or {}).items():
             if name in weights:
                 weights[alias] = weights[name]
-        return weights if is_stage_3 else weights | _others(module, weights)
+        return weights if is_stage_3 else weights | _read_others(module, weights)
 
     def _state(self, path: Path, count: int) -> dict[str, Any]:
         """Return a rank's optimizer state, which knows how many ranks there were."""
@@ -130,7 +132,7 @@ class DeepSpeedFiles:
             )
         return state
 
-    def _partitioned(
+    def _read_partitioned(
         self, groups: list[dict[str, tuple[int, ...]]], ranks: list[list[torch.Tensor]]
     ) -> dict[str, _Weight]:
         """Return the parameters of stages 1 and 2."""
@@ -149,7 +151,7 @@ class DeepSpeedFiles:
             self._check_length(sum(map(len, parts)), begin, begin + 2 * len(ranks))
         return weights
 
-    def _scattered(
+    def _read_scattered(
         self, groups: list[dict[str, tuple[int, ...]]], ranks: list[list[torch.Tensor]]
     ) -> dict[str, _Weight]:
         """Return the parameters of stage 3."""
@@ -173,7 +175,7 @@ class DeepSpeedFiles:
                 "its files are not of one checkpoint"
             )
 
-    def _frozen(self, model: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, _Weight]:
+    def _read_frozen(self, model: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, _Weight]:
         """Return the parameters that were not trained: whole, or in stage 3 a part in each rank's file."""
         frozen = model.get("frozen_param_shapes") or {}
         if not frozen:
@@ -191,13 +193,13 @@ class DeepSpeedFiles:
         return weights
 
 
-def _others(module: Mapping[str, Any], weights: Mapping[str, _Weight]) -> dict[str, _Weight]:
-    """Return what the model's file alone has: with stage 1 frozen parameters, in old versions tied names."""
+def _read_others(module: Mapping[str, Any], weights: Mapping[str, _Weight]) -> dict[str, _Weight]:
+    """Return the tensors of the model's file alone: frozen ones (stage 1), in old versions tied names."""
     tensors = {name: tensor for name, tensor in module.items() if torch.is_tensor(tensor)}
     owners = {(tensor.data_ptr(), tensor.shape): name for name, tensor in tensors.items() if name in weights}
     others = {name: tensor for name, tensor in tensors.items() if name not in weights}
     return {
-        name: weights[owner] if (owner := owners.get((tensor.data_ptr(), tensor.shape))) else _stored(tensor)
+        name: weights[owner] if (owner := owners.get((tensor.data_ptr(), tensor.shape))) else _wrap(tensor)
         for name, tensor in others.items()
     }
 
@@ -241,10 +243,10 @@ def _pieces(shape: tuple[int, ...], vectors: Sequence[torch.Tensor], pieces: lis
     )
 
 
-def _stored(tensor: torch.Tensor) -> _Weight:
+def _wrap(tensor: torch.Tensor) -> _Weight:
     return TensorInfo(tuple(tensor.shape), tensor.dtype), tensor.detach
 
 
-def _unhalved(tensor: torch.Tensor) -> torch.Tensor:
+def _restore(tensor: torch.Tensor) -> torch.Tensor:
     """Return a buffer with the precision of the masters, as DeepSpeed's own conversion has it."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -16,7 +16,7 @@ from slipway.trainer.conversion.safetensors_files import Entry
 from slipway.trainer.conversion.sources import Source
 from slipway.trainer.conversion.weight_map import Row, depths_of
 
-# What a checkpoint of megatron-core holds beside the model: the first part of the tensors' names.
+# The first parts of the names of a megatron-core checkpoint's tensors that are not the model's.
 _OTHERS = ("optimizer", "random", "rng_state")
 # The masters by the weights' names, in the formats of optimizer states that have them whole.
 _MASTERS = ("optimizer.state.fp32_param.", "optimizer.state.param.")
@@ -30,8 +30,6 @@ def model_entries(
 
     Parameters
     ----------
-    weights
-        Ours.
     description
         The model that they are of.
     dtype
@@ -67,13 +65,11 @@ def plain_entries(weights: Source, dtype: torch.dtype | None, is_megatron_core: 
 
     Parameters
     ----------
-    weights
-        Of any program.
     dtype
-        The type of what is in floating point; None: as it is.
+        The type of floating-point tensors; None: as it is.
     is_megatron_core
-        Whether the names are megatron-core's, as ours and Megatron-LM's are: what is not the model's is left
-        out, and 32 bits are those of the optimizer's masters. Of other programs every tensor is returned.
+        Whether the names are megatron-core's, as ours and Megatron-LM's are: only the model's tensors are
+        returned, and 32 bits are those of the optimizer's masters. Of other programs every tensor is.
     """
     infos = weights.tensors()
     has_masters = is_megatron_core and dtype == torch.float32
@@ -81,7 +77,7 @@ def plain_entries(weights: Source, dtype: torch.dtype | None, is_megatron_core: 
         Entry(
             name,
             TensorInfo(info.shape, dtype) if dtype and info.dtype.is_floating_point else info,
-            partial(weights.read, _most_precise(name, infos) if has_masters else name),
+            partial(weights.read, _find_most_precise(name, infos) if has_masters else name),
         )
         for name, info in infos.items()
         if not (is_megatron_core and _is_beside_model(name))
@@ -93,13 +89,13 @@ def total_bytes(entries: list[Entry]) -> int:
     return sum(entry.info.size_bytes for entry in entries)
 
 
-def note_on_masters(weights: TensorFiles, dtype: torch.dtype | None) -> str | None:
+def note_masters(weights: TensorFiles, dtype: torch.dtype | None) -> str | None:
     """Return from where 32-bit weights of a model in 16 bits are taken; None if there is nothing to say."""
     infos = weights.tensors()
     halves = [name for name, info in infos.items() if info.dtype == torch.bfloat16 and not _is_other(name)]
     if dtype != torch.float32 or not halves:
         return None
-    if all(_most_precise(name, infos) != name for name in halves):
+    if all(_find_most_precise(name, infos) != name for name in halves):
         return "the weights are the optimizer's 32-bit masters"
     return (
         "the weights are the model's, in bf16: the optimizer's masters are not there, or are in the shards "
@@ -112,13 +108,13 @@ def _parts(weights: TensorFiles, row: Row, dtype: torch.dtype) -> Iterator[torch
     if row.ours is None:
         yield from row.to_theirs(None, dtype)
         return
-    name = _most_precise(row.ours, weights.tensors()) if dtype == torch.float32 else row.ours
+    name = _find_most_precise(row.ours, weights.tensors()) if dtype == torch.float32 else row.ours
     ours = weights.read(name, row.layer)
     # Numbers that are only moved are converted while they are written, a block at a time.
     yield from row.to_theirs(ours, ours.dtype if row.scale == 1.0 else dtype)
 
 
-def _most_precise(name: str, infos: Mapping[str, TensorInfo]) -> str:
+def _find_most_precise(name: str, infos: Mapping[str, TensorInfo]) -> str:
     """Return the name of a weight's 32-bit master if it has one, or its own."""
     if infos[name].dtype != torch.float32:
         for prefix in _MASTERS:

@@ -24,13 +24,11 @@ def step_of(directory: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def tracked_checkpoint(tracker: Path, iteration: str = "{}") -> Path | None:
-    """Return the checkpoint that a file beside it names; None if there is no such file.
+def read_tracker(tracker: Path, iteration: str = "{}") -> Path | None:
+    """Return the checkpoint that a file next to it names; None if there is no such file.
 
     Parameters
     ----------
-    tracker
-        The file.
     iteration
         The form of the name of an iteration, where the file has its number alone.
 
@@ -46,7 +44,7 @@ def tracked_checkpoint(tracker: Path, iteration: str = "{}") -> Path | None:
     tag = iteration.format(int(text)) if is_number else text
     is_name = Path(tag).name == tag and tag not in ("", "..")
     if not is_name or not os.path.isdir(tracker.parent / tag):  # noqa: PTH112 - any name may be asked for
-        raise UserError(f"{tracker} names '{tag[:80]}', and there is no such directory beside it")
+        raise UserError(f"{tracker} names '{tag[:80]}', and there is no such directory next to it")
     return tracker.parent / tag
 
 
@@ -57,7 +55,7 @@ def checkpoint_of_step(directory: Path, step: int | None) -> Path:
     if step is None and steps:
         return steps[max(steps)]
     if step is None:
-        raise UserError(f"{directory} is no checkpoint, and has none of a step")
+        raise UserError(f"{directory} is no checkpoint, and contains no checkpoint of a step")
     if step not in steps:
         valid = ", ".join(map(str, sorted(steps))) or "none"
         raise UserError(f"conversion.step={step}: the steps of {directory} are {valid}")
@@ -70,7 +68,7 @@ def plain_names(names: Iterable[str], directory: Path) -> dict[str, str]:
     Raises
     ------
     UserError
-        If two names become one, or a name is of FSDP's flat parameters, which do not tell what is in them.
+        If two names become one, or a name is of FSDP's flat parameters, whose content is unknown.
     """
     plain = {}
     for name in names:

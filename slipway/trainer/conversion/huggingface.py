@@ -32,13 +32,11 @@ def write_model_files(
     ----------
     directory
         Of the model, and not finished.
-    dtype
-        The type of its weights.
     tokenizer_dir
         Where the tokenizer's files are; None: where the training had them.
     provenance
-        What the card says of the training: ``run``, ``step``, ``consumed_samples``, ``checkpoint``, ``data``,
-        ``git_commit``, ``versions`` and more, as far as it is known.
+        The known facts about the training: ``run``, ``step``, ``consumed_samples``, ``checkpoint``, ``data``,
+        ``git_commit``, ``versions`` and more.
 
     Raises
     ------
@@ -59,7 +57,7 @@ def write_model_files(
 def model_card(
     description: Description, dtype: str, tokenizer: list[str], provenance: Mapping[str, Any]
 ) -> str:
-    """Return the model card: what the model is, how it is loaded, and where it comes from."""
+    """Return the model card: the model's description, the code that loads it, and its origin."""
     shape = description.decoder
     family = family_of(description)
     is_t5, run = description.encoder is not None, provenance.get("run") or "a model"

@@ -39,7 +39,7 @@ _FORMAT = {
 }
 # GPT-2's first files have no prefix.
 _PREFIX = "transformer."
-# What the files of some versions have besides: copies of tied weights, masks, and positions that no T5 uses.
+# Extra tensors in the files of some versions: copies of tied weights, masks, positions that no T5 uses.
 _COPIES = ("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _UNUSED = (
     *(".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"),
@@ -60,8 +60,8 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
     Raises
     ------
     UserError
-        If a file is missing, damaged or of another model than ``config.json`` says, our models lack one of
-        its options, or the output is another conversion's.
+        If a file is missing, damaged or of another model than ``config.json`` says, our models do not have
+        one of its options, or the output is another conversion's.
     """
     output, tokenizer = conversion.output_of(0), conversion.tokenizer_dir or source
     has_tokenizer = (tokenizer / FAST).is_file()
@@ -83,7 +83,7 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
         if outputs.is_there(output, record):
             return output
         size = sum(info.size_bytes for info in files.tensors().values())
-        with outputs.new_directory(output, record, size) as unfinished:
+        with outputs.create_directory(output, record, size) as unfinished:
             if unfinished is None:
                 return output
             _write(unfinished, weights, rows, dtype)
@@ -101,7 +101,7 @@ def _write(directory: Path, weights: _Weights, rows: list[Row], dtype: torch.dty
             ours = row.to_ours(*(weights.read(name) for name in row.theirs))
             if row.ours is None:
                 continue
-            # What is scaled keeps the 64 bits that make the way back exact.
+            # A scaled weight keeps the 64 bits that make the way back exact.
             ours = ours if row.scale != 1.0 else ours.to(dtype)
             if row.layer is None:
                 for name in (row.ours, *row.copies):
@@ -151,7 +151,7 @@ class _Weights:
         return self._files.tensors()[self.names[name]].dtype
 
     def has_head(self, config: Mapping[str, Any]) -> bool:
-        """Return whether the head has weights of its own; a copy of the embedding's are none."""
+        """Return whether the head has weights that are not a copy of the embedding's."""
         family = FAMILIES.get(str(config.get("model_type")))
         tied = config.get("tie_word_embeddings", family is not None and family.is_tied)
         if not isinstance(tied, bool):
@@ -179,7 +179,7 @@ def _dtype_of(source: Path, weights: _Weights, rows: list[Row]) -> torch.dtype:
     if wide := wide or [name for name, dtype in types.items() if not dtype.is_floating_point]:
         kind = str(types[wide[0]]).removeprefix("torch.")
         raise UserError(
-            f"{source}: {_first_of(wide)}: {kind} does not fit our weights; "
+            f"{source}: {_name_first(wide)}: {kind} does not fit our weights; "
             "conversion.dtype=float32 or bfloat16 rounds it"
         )
     if set(types.values()) == {torch.bfloat16}:
@@ -198,10 +198,10 @@ def _check_names(source: Path, weights: _Weights, rows: list[Row]) -> None:
         if name not in wanted and name not in _COPIES and not name.endswith(_UNUSED)
     ]
     if missing := sorted(wanted - set(weights.names)):
-        raise UserError(f"{source}: it lacks {_first_of(missing)}, which {CONFIG} makes part of the model")
+        raise UserError(f"{source}: it lacks {_name_first(missing)}, which {CONFIG} makes part of the model")
     if unknown:
-        raise UserError(f"{source}: {CONFIG} knows no {_first_of(unknown)}: it would be left out")
+        raise UserError(f"{source}: {CONFIG} knows no {_name_first(unknown)}: it would be left out")
 
 
-def _first_of(names: list[str]) -> str:
+def _name_first(names: list[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]

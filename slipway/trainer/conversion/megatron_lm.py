@@ -1,8 +1,8 @@
 """Checkpoints of Megatron-LM in the format ``torch_dist``, which are megatron-core's as ours are.
 
-The weights have our names. What the model is stands in ``common.pt``: the options of the training, an
-``argparse.Namespace``. Checkpoints are directories ``iter_NNNNNNN``, of which
-``latest_checkpointed_iteration.txt`` names one.
+The weights have our names. ``common.pt`` describes the model by the options of the training, an
+``argparse.Namespace``. Checkpoints are directories ``iter_NNNNNNN``; ``latest_checkpointed_iteration.txt``
+names one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slipway.trainer.checkpoint.tensor_files import COMMON, FORMAT, INDEX_FILE, 
 from slipway.trainer.config.architecture import read_architecture
 from slipway.trainer.config.tokenizer import Tokenizer
 from slipway.trainer.config.values import Values
-from slipway.trainer.conversion.foreign import checkpoint_of_step, tracked_checkpoint
+from slipway.trainer.conversion.foreign import checkpoint_of_step, read_tracker
 from slipway.trainer.conversion.pickled_files import Unknown, load
 from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
 
@@ -84,7 +84,7 @@ class MegatronLmFiles(TensorFiles):
     Raises
     ------
     UserError
-        If there is none of that step, it is of another format, or its index cannot be read.
+        If no checkpoint has that step, it is of another format, or its index cannot be read.
     """
 
     def __init__(self, directory: Path, step: int | None = None) -> None:
@@ -182,11 +182,11 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
     Raises
     ------
     UserError
-        If there is none, or it is in the format of single ranks.
+        If no checkpoint is found, or it is in the format of single ranks.
     """
     path = directory
     if not (directory / INDEX_FILE).is_file() and not is_legacy(directory):
-        tracked = tracked_checkpoint(directory / LATEST, "iter_{:07d}") if step is None else None
+        tracked = read_tracker(directory / LATEST, "iter_{:07d}") if step is None else None
         path = tracked or checkpoint_of_step(directory, step)
     if is_legacy(path):
         raise UserError(
@@ -205,7 +205,7 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
         if not isinstance(backend, str):
             raise UserError(f"{kind} cannot be read: expected the name of a sharded_backend")
         if backend != "torch_dist":
-            raise UserError(f"{kind}: sharded_backend={backend}, and torch_dist is what is read")
+            raise UserError(f"{kind}: sharded_backend={backend}: expected torch_dist")
     return path
 
 

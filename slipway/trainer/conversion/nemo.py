@@ -1,6 +1,6 @@
 """Conversions of NeMo's checkpoints by NeMo's own scripts, one process for each GPU of a job.
 
-``python -m slipway.trainer.conversion.nemo`` adds to a script's arguments what the job alone knows: the
+``python -m slipway.trainer.conversion.nemo`` adds arguments to a script that only the job knows: the
 checkpoint, a copy of its hyperparameters that fits the conversion, and a directory to write to. Rank 0 gives
 the result its name when it is whole. Exit codes are those of ``python -m slipway.trainer.conversion``, or the
 script's own.
@@ -39,7 +39,7 @@ _WORLD = re.compile(r"SLURM_|PMI|RANK$|LOCAL_RANK$|WORLD_SIZE$|LOCAL_WORLD_SIZE$
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 # Files of a tokenizer, by their keys in the hyperparameters.
 _TOKENIZER = ("vocab_file", "merge_file", "model", "tokenizer_model")
-# Set in all of NeMo's 24.x images: what a conversion has not.
+# Set in all of NeMo's 24.x images, for features that a conversion does not use.
 _OFF: Mapping[str, Any] = {
     "virtual_pipeline_model_parallel_size": None,
     "context_parallel_size": 1,
@@ -85,7 +85,7 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
     script = _script(options.nemo_path, SCRIPT, "1.20")
     if conversion.to == "huggingface":
         _script(options.nemo_path, TO_HUGGINGFACE, "2.0")
-        # A tokenizer that is missing is told before the work, not after it.
+        # A missing tokenizer is reported before the work, not after it.
         _describe(conversion)
     # All ranks write into it, and know it without a word to each other.
     scratch = output.parent / f".nemo-{output.name}-{os.environ.get('SLURM_JOB_ID', 'local')}"
@@ -115,7 +115,7 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
     if code == EXIT_OK and conversion.to == "huggingface":
         code = _run_alone(options.nemo_path / TO_HUGGINGFACE, file, weights)
     if code == EXIT_OK:
-        with outputs.new_directory(output, record, size_bytes=0) as unfinished:
+        with outputs.create_directory(output, record, size_bytes=0) as unfinished:
             if unfinished is not None and conversion.to == "huggingface":
                 _write_model(unfinished, conversion, weights, record)
             elif unfinished is not None:
@@ -140,7 +140,7 @@ def _script(root: Path, name: str, since: str) -> Path:
 
 
 def _run_alone(script: Path, file: Path, weights: Path) -> int:
-    """Run the script that has one process, whatever the job has, and return its exit code."""
+    """Run the script in one process, whatever the number of the job's, and return its exit code."""
     environment = {name: value for name, value in os.environ.items() if not _WORLD.match(name)}
     command = [sys.executable, "-u", str(script), "--input_name_or_path", str(file)]
     command += ["--output_path", str(weights), "--cpu-only"]
@@ -189,13 +189,13 @@ def find_checkpoint(source: Path, step: int | None) -> tuple[Path, int]:
     source
         A checkpoint, or the directory of a run's.
     step
-        Which one; None: the newest. Beside one that NeMo is writing, or was stopped at, is a file of its name
-        and ``-unfinished``.
+        Which one; None: the newest. A file of its name and ``-unfinished`` marks one that NeMo is writing, or
+        was stopped at.
 
     Raises
     ------
     UserError
-        If there is none, or it is not in megatron-core's format.
+        If no checkpoint is found, or it is not in megatron-core's format.
     """
     if not source.is_dir():
         raise UserError(f"conversion.source={source}: there is no such directory")
@@ -255,12 +255,12 @@ def fit_hparams(
         # It is built with the model, and without a training it has no groups of ranks.
         model["optim"] = {**optimizer, "name": "fused_adam"}
     if tokenizer_dir is not None:
-        model["tokenizer"] = _moved(dict(model.get("tokenizer") or {}), tokenizer_dir)
+        model["tokenizer"] = _move_tokenizer(dict(model.get("tokenizer") or {}), tokenizer_dir)
     precision = str(model.get("precision", "bf16")).removesuffix("-mixed").removesuffix("-true")
     return {**content, "cfg": model}, _PRECISIONS.get(precision, "bf16-mixed")
 
 
-def _moved(tokenizer: dict[str, Any], directory: Path) -> dict[str, Any]:
+def _move_tokenizer(tokenizer: dict[str, Any], directory: Path) -> dict[str, Any]:
     for key in _TOKENIZER:
         value = tokenizer.get(key)
         if isinstance(value, str) and "/" in value:

@@ -74,7 +74,7 @@ def _configuration(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, 
 
 
 def provenance(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what is known of a checkpoint's training: from its marker, and from the launcher's records."""
+    """Return the known facts about a checkpoint's training, from its marker and the launcher's records."""
     marker = checkpoint.marker
     # results/RUN/checkpoints/NAME
     directory = conversion.training.directory or checkpoint.path.parent.parent
@@ -91,7 +91,7 @@ def provenance(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]
         known["run"] = known["run"] or content["run"]
         known |= {name: content.get(name) for name in ("git_commit", "git_dirty")}
         known["versions"] = content.get("packages")
-        # A card is for others: what says where a training ran stays here.
+        # A card is for others: it does not say where a training ran.
         known["overrides"] = [item for item in content["overrides"] if item.lstrip("+~").startswith(_SHOWN)]
     except (OSError, UserError, KeyError, TypeError, AttributeError):
         # A training that was not launched by the launcher, or whose records were removed.
@@ -109,7 +109,7 @@ def _launch_of(directory: Path, name: str) -> Path:
 
 
 def _has_saved(metrics: Path, name: str) -> bool:
-    """Return True if the events of a launch tell of a checkpoint of this name."""
+    """Return True if the events of a launch name this checkpoint."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError), open_regular(metrics) as lines:
         events = (json.loads(line) for line in lines if b'"kind": "checkpoint"' in line)
         return any(Path(event["path"]).name == name for event in events)

@@ -1,9 +1,9 @@
 """The directory that a conversion writes: there whole, or not at all.
 
-It is written as ``.unfinished-<name>-<unique>`` beside its name, synced, and renamed. ``conversion.json`` in
-it says what it was made of, so that the same conversion finds it, and another one leaves it alone. A process
-that is killed leaves a hidden directory, which the next conversion to this name removes: a lock tells that
-nobody writes it any more.
+It is written as ``.unfinished-<name>-<unique>`` in the same directory, synced, and renamed.
+``conversion.json`` in it records its source, so that the same conversion finds it, and another one leaves it
+alone. A killed process leaves a hidden directory, which the next conversion to this name removes: a free lock
+shows that no process writes it any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from slipway.common.errors import UserError, escape
 from slipway.common.files import sync_path, write_atomic
-from slipway.trainer.checkpoint.store import UNFINISHED, unique
+from slipway.trainer.checkpoint.store import UNFINISHED, make_suffix
 from slipway.trainer.conversion.spec import Conversion
 from slipway.trainer.conversion.tokenizer_files import tokenizer_digest
 
@@ -43,7 +43,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def record_of(
     conversion: Conversion, step: int, source: Path, identity: str, **more: str | None
 ) -> dict[str, Any]:
-    """Return what a result is made of, and how; `identity` tells the source from any other."""
+    """Return the source and the options of a result; `identity` distinguishes the source from any other."""
     has_tokenizer, is_ours = conversion.to in ("huggingface", "slipway"), conversion.to == "slipway"
     return {
         "source": str(source),
@@ -64,11 +64,6 @@ class AnotherResult(UserError):
 def is_there(output: Path, record: Mapping[str, Any]) -> bool:
     """Return whether a directory is the result of this conversion, and whole.
 
-    Parameters
-    ----------
-    record
-        What is converted, and how.
-
     Raises
     ------
     UserError
@@ -78,7 +73,7 @@ def is_there(output: Path, record: Mapping[str, Any]) -> bool:
         return False
     if _lock_of(output).exists():
         # That of a process which was killed after the rename.
-        with contextlib.suppress(UserError, OSError), _sole_writer(output):
+        with contextlib.suppress(UserError, OSError), _lock_output(output):
             pass
     return True
 
@@ -98,7 +93,7 @@ def _is_whole(output: Path, record: Mapping[str, Any]) -> bool:
     differences = [
         f"{name}={earlier.get(name)}, now {value}"
         for name, value in json.loads(json.dumps(dict(record))).items()
-        # The record of an earlier version lacks some.
+        # The record of an earlier version does not have all.
         if name in earlier and earlier[name] != value and name != "source"
     ]
     if differences:
@@ -117,19 +112,15 @@ def _is_whole(output: Path, record: Mapping[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> Iterator[Path | None]:
+def create_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> Iterator[Path | None]:
     """Give a hidden directory to write into, which gets its name when the block ends, unless that fails.
 
-    It is None if another process has finished the same conversion meanwhile: there is nothing to write.
+    It is None if another process has finished the same conversion meanwhile.
 
     Parameters
     ----------
-    output
-        The directory to be.
-    record
-        What is converted, and how.
     size_bytes
-        What will be written, about.
+        About the size of the output.
 
     Raises
     ------
@@ -137,27 +128,27 @@ def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> I
         If the directory cannot be written, there is too little space, another process writes it, or something
         else has the name. A file elsewhere that the block cannot read is named by its own path.
     """
-    with _user_errors(output):
+    with _raise_user_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(output.parent).free
     if size_bytes > free:
         raise UserError(f"{_KEY}={output}: the result takes {size_bytes:,} bytes, and {free:,} are free")
     with contextlib.ExitStack() as lock:
-        with _user_errors(output):
-            lock.enter_context(_sole_writer(output))
+        with _raise_user_errors(output):
+            lock.enter_context(_lock_output(output))
             is_there_meanwhile = _is_whole(output, record)
         if is_there_meanwhile:
             yield None
             return
-        unfinished = output.parent / f"{UNFINISHED}{output.name}-{unique()}"
-        with _user_errors(output):
+        unfinished = output.parent / f"{UNFINISHED}{output.name}-{make_suffix()}"
+        with _raise_user_errors(output):
             for path in _leftovers(output):
                 shutil.rmtree(path)
             unfinished.mkdir()
         try:
-            with _user_errors(output, written=unfinished):
+            with _raise_user_errors(output, written=unfinished):
                 yield unfinished
-            with _user_errors(output):
+            with _raise_user_errors(output):
                 _finish(unfinished, output, record)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -177,7 +168,7 @@ def _finish(unfinished: Path, output: Path, record: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _sole_writer(output: Path) -> Iterator[None]:
+def _lock_output(output: Path) -> Iterator[None]:
     """Hold the lock of an output's name."""
     path = _lock_of(output)
     while True:
@@ -214,7 +205,7 @@ def _leftovers(output: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _user_errors(output: Path, written: Path | None = None) -> Iterator[None]:
+def _raise_user_errors(output: Path, written: Path | None = None) -> Iterator[None]:
     """Turn errors that the user can mend into messages; all are the output's, unless `written` limits it."""
     try:
         yield
@@ -242,7 +233,7 @@ class Progress:
         self._name, self._size = escape(name), max(1, size_bytes)
         self._done, self._shown = 0, -1
         self._is_terminal = sys.stdout.isatty()
-        self._told = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
@@ -255,10 +246,10 @@ class Progress:
         """Count further bytes, and show them if they are enough to be seen."""
         self._done += count
         percent = min(100, self._done * 100 // self._size)
-        is_due = time.monotonic() - self._told > _PIPE_SECONDS or percent == 100
+        is_due = time.monotonic() - self._printed_at > _PIPE_SECONDS or percent == 100
         if percent == self._shown or not (self._is_terminal or is_due):
             return
-        self._shown, self._told = percent, time.monotonic()
+        self._shown, self._printed_at = percent, time.monotonic()
         amount = f"{_megabytes(self._done)} of {_megabytes(self._size)} MB"
         if self._is_terminal:
             bar = "█" * (percent * 30 // 100)

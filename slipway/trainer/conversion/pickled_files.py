@@ -1,8 +1,8 @@
 """Files that :func:`torch.save` wrote for other programs, read without executing anything of theirs.
 
 Besides tensors they hold objects of the program's own classes, such as DeepSpeed's loss scaler or the
-``argparse.Namespace`` of Megatron-LM's options. Such an object becomes an :class:`Unknown`, which keeps what
-was saved of it. Nothing that a file names is imported or called.
+``argparse.Namespace`` of Megatron-LM's options. Such an object becomes an :class:`Unknown`, which keeps its
+saved state. Nothing that a file names is imported or called.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from slipway.common.errors import UserError, first_line
-from slipway.trainer.checkpoint.files import inside
+from slipway.trainer.checkpoint.files import resolve_inside
 
-# What the pickles of harmless values name of the standard library. `getattr` is how Python 3.11 pickles the
-# members of enumerations, and is not called either.
+# Names of the standard library in the pickles of harmless values. Python 3.11 pickles the members of
+# enumerations as calls of `getattr`, which is not called either.
 _HARMLESS = {
     "argparse.Namespace",
     "builtins.getattr",
@@ -38,7 +38,7 @@ _HARMLESS = {
 
 
 class Unknown:
-    """An object of a class that is not known here: what it was called with, and its attributes."""
+    """An object of a class that is not known here: the arguments of its creation, and its attributes."""
 
     def __new__(cls, *arguments: Any, **_: Any) -> Unknown:
         value = super().__new__(cls)
@@ -64,12 +64,12 @@ def load(path: Path) -> Any:
     UserError
         If the file is missing, damaged, or names a function of the standard library, as no checkpoint does.
     """
-    if not inside(path).is_file():
+    if not resolve_inside(path).is_file():
         raise UserError(f"{path} is missing")
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} cannot be read: it is not an archive of torch's, or only a part of one")
     try:
-        with _nothing_allowed():
+        with _allow_no_class():
             names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
             for name in names:
                 if name.partition(".")[0] in sys.stdlib_module_names and name not in _HARMLESS:
@@ -85,8 +85,8 @@ def load(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _nothing_allowed() -> Iterator[None]:
-    """Have torch allow no class in this block: megatron-core, once imported, allows those of its own."""
+def _allow_no_class() -> Iterator[None]:
+    """Have torch allow no class in this block: megatron-core, once imported, allows its own."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:

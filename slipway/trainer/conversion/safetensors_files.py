@@ -1,7 +1,7 @@
 """Safetensors files as Hugging Face's libraries keep them: one file, or shards with an index.
 
-The header of a file tells where each tensor lies, so that a file is written from front to back, tensor by
-tensor: what is in memory is one tensor. The format: https://github.com/huggingface/safetensors#format
+The header of a file has the position of each tensor, so that a file is written from front to back: memory
+holds one tensor at a time. The format: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from slipway.common.errors import UserError
 from slipway.common.files import write_atomic
-from slipway.trainer.checkpoint.files import inside, read_mapping
+from slipway.trainer.checkpoint.files import read_mapping, resolve_inside
 from slipway.trainer.checkpoint.tensor_files import TensorInfo
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -46,8 +46,6 @@ class Entry(NamedTuple):
 
     Attributes
     ----------
-    name
-        Its name in the file.
     info
         Its shape, and the type in which it is written.
     read
@@ -85,7 +83,9 @@ def write(
         If a tensor has another shape than its entry says, or a value that its type cannot hold.
     """
     shards = _shards(entries, shard_bytes)
-    names = [SINGLE] if len(shards) == 1 else _shard_names(len(shards))
+    count = len(shards)
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    names = [SINGLE] if count == 1 else names
     for name, shard in zip(names, shards, strict=True):
         _write_file(directory / name, shard, report)
     if len(shards) > 1:
@@ -103,7 +103,7 @@ class SafetensorsFiles:
     Raises
     ------
     UserError
-        If there are none, a shard is missing, or a header is damaged.
+        If the directory has no such files, a shard is missing, or a header is damaged.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -158,10 +158,6 @@ def _shards(entries: Iterable[Entry], shard_bytes: int) -> list[list[Entry]]:
     return shards
 
 
-def _shard_names(count: int) -> list[str]:
-    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-
-
 def _write_file(path: Path, entries: list[Entry], report: Callable[[int], None]) -> None:
     # Wide types first, as the library orders them: every tensor is aligned.
     entries = sorted(entries, key=lambda entry: -entry.info.dtype.itemsize)
@@ -192,7 +188,7 @@ def _write_tensor(file: BinaryIO, entry: Entry, report: Callable[[int], None]) -
         raise UserError(f"{entry.name} has the shape {list(tensor.shape)}, not {list(entry.info.shape)}")
     rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
     row_bytes = max(1, math.prod(rows.shape[1:]) * max(dtype.itemsize, tensor.dtype.itemsize))
-    # A block at a time: converting a tensor, or turning it, takes little beside it.
+    # A block at a time: converting or transposing a tensor takes little additional memory.
     for block in rows.split(max(1, _BLOCK_BYTES // row_bytes)):
         values = block.to(dtype)
         if values.dtype != block.dtype and not _holds(values, block):
@@ -246,7 +242,7 @@ def _open(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        return safe_open(inside(path), framework="pt")
+        return safe_open(resolve_inside(path), framework="pt")
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
     except SafetensorError as error:

@@ -51,11 +51,11 @@ class PieceModel:
         self.pieces, self._options, self._rules = model.pieces, model.trainer_spec, model.normalizer_spec
 
     def named(self, *kinds: int) -> list[str]:
-        """Return the pieces of some types; without any those that stand for something else than a text."""
+        """Return the pieces of some types; without any, those of all types but normal text."""
         return [p.piece for p in self.pieces if (p.type in kinds if kinds else p.type != _NORMAL)]
 
     def is_tie(self, first: list[int], second: list[int]) -> bool:
-        """Return whether two segmentations are equally likely, as far as SentencePiece's 32 bits can tell."""
+        """Return whether two segmentations are equally likely, to SentencePiece's precision of 32 bits."""
         if self._options.model_type != _UNIGRAM or max(second, default=0) >= len(self.pieces):
             return False
         one, other = ([self.pieces[number] for number in ids] for ids in (first, second))
@@ -105,12 +105,12 @@ class PieceModel:
         limits = {
             "model_type=word": self._options.model_type == _WORD,
             "a restricted vocabulary": bool(self.named(_UNUSED)),
-            "a normalization_rule_tsv of its own": self._rules.name == "user_defined",
+            "a user-defined normalization_rule_tsv": self._rules.name == "user_defined",
         }
         for words in (words for words, is_there in limits.items() if is_there):
             raise UserError(
                 f"the SentencePiece model has {words}, which no tokenizer.json expresses; expected "
-                "conversion.tokenizer_dir=/path, a directory with a tokenizer of its own"
+                "conversion.tokenizer_dir=/path, a directory with another tokenizer"
             )
 
     def _normalizers(self, symbols: list[str]) -> Iterator[Any]:
@@ -134,7 +134,7 @@ class PieceModel:
             yield replace(r"(?!\A)(?=[^ -~])", _BETWEEN)
             yield normalizers.Precompiled(rules.precompiled_charsmap)
             yield normalizers.Replace(_BETWEEN, "")
-            # What the map makes one of several, one mark after the other: their order stays.
+            # Where the map combines several marks into one, do so mark by mark: their order stays.
             for _ in range(_MARKS if "é" in self.processor.normalize("e\u0301") else 0):
                 yield replace(r"(?<=\p{Mn})(?=\p{Mn})", _BETWEEN)
                 yield normalizers.NFC()
@@ -151,7 +151,7 @@ class PieceModel:
             yield normalizers.Replace(chr(number), text.replace(" ", space))
 
     def _bpe(self, symbols: list[str]) -> Any:
-        """Return the model of merges, the best score first; a model of characters has none."""
+        """Return the model of merges, the best score first; a model of characters has no merges."""
         from tokenizers import models
 
         texts = [piece.piece for piece in self.pieces]

@@ -1,4 +1,4 @@
-"""The formats of weights that a conversion reads, told apart by the files of a directory."""
+"""The formats of weights that a conversion reads, recognised by the files of a directory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def recognise(directory: Path) -> WeightsFormat:
     """
     _check_directory(directory)
     known = _format(directory)
-    # Ours have names of their own, so all that could be one is looked into.
+    # Users may name our checkpoints, so every directory that could be one is examined.
     if known is None:
         paths = [path for path in sorted(directory.iterdir()) if not path.name.startswith(".")]
         directories = (path for path in paths if path.is_dir() and not path.is_symlink())
@@ -69,7 +69,7 @@ def open_source(directory: Path, source_format: WeightsFormat, step: int | None 
     Raises
     ------
     UserError
-        If it is not of this format, is damaged, lacks the step, or is a checkpoint of another one.
+        If it is not of this format, is damaged, has no such step, or is a checkpoint of another one.
     """
     _check_directory(directory)
     source = _OPENED[source_format](directory, step)

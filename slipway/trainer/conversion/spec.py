@@ -32,7 +32,7 @@ class Conversion(sections.Conversion):
 
 
 def load_conversion(directory: Path, name: str) -> Conversion:
-    """Read the conversion of a configuration file, whose name may lack ``.yaml``.
+    """Read the conversion of a configuration file, whose name may omit ``.yaml``.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def read_conversion(node: Mapping[str, Any]) -> Conversion:
     Raises
     ------
     UserError
-        Naming the key that is unknown, missing or invalid, its value, and what is valid.
+        Naming the key that is unknown, missing or invalid, its value, and the valid ones.
     """
     conversion = sections.load(Conversion, node, ROOT)
     if conversion.every and STEP not in str(conversion.output):

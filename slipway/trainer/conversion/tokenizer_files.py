@@ -1,8 +1,8 @@
 """Tokenizer files as ``AutoTokenizer.from_pretrained`` reads them, from those that a training used.
 
 GPT-2's and BERT's vocabularies and SentencePiece models become a ``tokenizer.json``; a directory of Hugging
-Face's is copied. What transformers makes of the files is compared with what the training's library makes of
-its own, on texts on which such readings differ.
+Face's is copied. The ids from transformers with these files are compared with those from the training's
+library, on texts on which such readings differ.
 """
 
 from __future__ import annotations
@@ -41,22 +41,18 @@ def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
 
     Parameters
     ----------
-    directory
-        Of the model.
-    description
-        What the checkpoint says of its tokenizer.
     tokenizer_dir
         Where its files are, unless they are where the training had them.
 
     Returns
     -------
     list
-        None if there are no files, as after a training on mock data.
+        Empty if there are no files, as after a training on mock data.
 
     Raises
     ------
     UserError
-        If `tokenizer_dir` has none, or they are malformed, or have more tokens than the model, or the
+        If `tokenizer_dir` has no files, or they are malformed, or have more tokens than the model, or the
         training's files changed since.
     """
     is_t5 = description.encoder is not None
@@ -79,7 +75,7 @@ def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
 
 
 def check_tokenizer(directory: Path, description: Description, tokenizer_dir: Path | None) -> None:
-    """Compare what transformers makes of the written files with what the training's library makes of its own.
+    """Compare the ids from transformers with the written files to those from the training's library.
 
     Raises
     ------
@@ -96,8 +92,8 @@ def check_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
     texts = [text for text in probe_texts(added) if skipped is None or skipped not in text]
     problem = _problem(directory, encode, texts, pieces)
     path = directory / OPTIONS
-    # Some classes of transformers take the vocabulary alone from the file, others are code of their own.
-    # transformers 5 takes Qwen2's class whatever the file says, unless that names code, which is not run.
+    # Some classes of transformers take the vocabulary alone from the file, others are custom code.
+    # transformers 5 always takes Qwen2's class unless the file names code, which is not run.
     for auto_map in ({}, {"auto_map": {"AutoTokenizer": [None, _CLASS]}}):
         if not problem or not (auto_map or FAST in files):
             continue
@@ -125,7 +121,7 @@ def _reference(
     """Return how the training's library encodes, and the tokens that a text may spell."""
     pieces = next((name for name in PIECES if name in names), None)
     if FAST in names:
-        tokenizer = _built(lambda kinds: kinds.Tokenizer.from_file(str(directory / FAST)))
+        tokenizer = _build(lambda kinds: kinds.Tokenizer.from_file(str(directory / FAST)))
         tokenizer.no_truncation()
         tokenizer.no_padding()
         options = read_mapping(directory / OPTIONS) if OPTIONS in names else {}
@@ -185,7 +181,7 @@ def tokenizer_digest(directory: Path | None) -> str | None:
     Raises
     ------
     UserError
-        If the directory has none.
+        If the directory has no tokenizer.
     """
     if directory is None:
         return None
@@ -206,7 +202,7 @@ def _check_unchanged(files: Mapping[str, Path], description: Description) -> Non
 
 
 def _complete(directory: Path, description: Description, names: set[str]) -> None:
-    """Write what transformers needs beside the files of other programs."""
+    """Write the files that transformers needs in addition to those of other programs."""
     if names >= set(PAIR):
         _write_fast(directory, description, _byte_pairs(directory), END_OF_TEXT)
     elif LINES in names:
@@ -254,14 +250,14 @@ def _files_of(description: Description) -> dict[str, Path]:
 
 
 def _byte_pairs(directory: Path) -> Any:
-    return _built(lambda kinds: kinds.ByteLevelBPETokenizer(*(str(directory / name) for name in PAIR)))
+    return _build(lambda kinds: kinds.ByteLevelBPETokenizer(*(str(directory / name) for name in PAIR)))
 
 
 def _word_pieces(directory: Path, lower: bool) -> Any:
-    return _built(lambda kinds: kinds.BertWordPieceTokenizer(str(directory / LINES), lowercase=lower))
+    return _build(lambda kinds: kinds.BertWordPieceTokenizer(str(directory / LINES), lowercase=lower))
 
 
-def _built(build: Callable[[Any], Any]) -> Any:
+def _build(build: Callable[[Any], Any]) -> Any:
     requirements.check(("tokenizers",), extra="conversion")
     import tokenizers
 
@@ -274,7 +270,7 @@ def _built(build: Callable[[Any], Any]) -> Any:
 def _write_fast(
     directory: Path, description: Description, tokenizer: Any, end: str, control: Sequence[str] = ()
 ) -> None:
-    """Write ``tokenizer.json`` and what tells its special tokens."""
+    """Write ``tokenizer.json`` and the files that name its special tokens."""
     words = description.vocabulary
     if tokenizer.token_to_id(end) != words.end_of_text:
         raise UserError(

@@ -1,6 +1,6 @@
 """The weight map: how Hugging Face's weights become ours, and ours theirs.
 
-Each family of models has rows of its own (:mod:`slipway.trainer.conversion.families`).
+Each family of models defines its rows (:mod:`slipway.trainer.conversion.families`).
 
 Our names are those of checkpoints, where the layers of a stack are one tensor ``[layers, ...]``. A row gives
 our name, the shape of one layer's weight, and Hugging Face's names. Joining theirs into ours and splitting
@@ -50,10 +50,10 @@ class Row:
     copies
         Other names under which megatron-core keeps the same weight.
     scale
-        Our weight is theirs times this. The first T5 multiplies what goes into its head by ``h ** -0.5``,
+        Our weight is theirs times this. The first T5 multiplies the input of its head by ``h ** -0.5``,
         and our norm before the head holds that factor.
     fold
-        Makes ours the weight that Hugging Face's model computes with where it lacks an option of ours.
+        Changes our weight so that Hugging Face's model, without an option of ours, computes the same.
     """
 
     ours: str | None
@@ -70,12 +70,12 @@ class Row:
     def to_ours(self, *theirs: Any) -> Any:
         """Return our weight, without padding.
 
-        A scaled one has 64 bits: dividing it gives back what was multiplied, whatever the factor is.
+        A scaled one has 64 bits: dividing it gives back the original weight, for any factor.
 
         Raises
         ------
         UserError
-            If the weight has another shape than the description says, or is not zero and we have none.
+            If the weight has another shape than the description says, or is not in our model and not zero.
         """
         if self.ours is None:
             _check_zero(", ".join(self.theirs), theirs, "our model has no such weight")
@@ -98,9 +98,7 @@ class Row:
         Parameters
         ----------
         ours
-            Our weight, padded or not; None where we have none.
-        dtype
-            The type of the result.
+            Our weight, padded or not; None where our model does not have it.
 
         Raises
         ------
@@ -196,11 +194,11 @@ def _linear(shape: Architecture, ours: str, theirs: tuple[str, ...], is_conv: bo
     is_qkv, size = kind == "linear_qkv", _sizes(shape)[kind]
     transform = _TURNED if is_conv else SAME
     if is_qkv:
-        transform = _conv_qkv(shape) if is_conv else _grouped_qkv(shape)
+        transform = _conv_qkv(shape) if is_conv else _group_qkv(shape)
     elif len(theirs) > 1:
-        transform = _headed_kv(shape) if kind == "linear_kv" else _STACKED
+        transform = _group_kv_by_head(shape) if kind == "linear_kv" else _STACKED
     is_interleaved = is_qkv and shape.position == "rope" and shape.rope.interleaved
-    fold = partial(_halved, shape) if is_interleaved else None
+    fold = partial(_order_by_halves, shape) if is_interleaved else None
     for part, extent in (("weight", size), ("bias", size[:1])):
         names = tuple(f"{name}.{part}" for name in theirs)
         if part == "weight" or shape.bias or (is_qkv and shape.qkv_bias):
@@ -234,7 +232,7 @@ def _sizes(shape: Architecture) -> dict[str, tuple[int, int]]:
 
 
 def _cat(parts: Sequence[Any], dim: int = 0) -> Any:
-    # Not at the top: what a configuration lacks is told where there is no torch.
+    # Not at the top: mistakes in a configuration are reported where torch is not installed.
     import torch
 
     return torch.cat(tuple(parts), dim=dim)
@@ -244,7 +242,7 @@ def _one_plus(weight: Any) -> Any:
     return 1 + weight
 
 
-def _grouped(groups: int, sizes: list[int]) -> Transform:
+def _group(groups: int, sizes: list[int]) -> Transform:
     """Return the pair for matrices ``[groups * size, h]``, which ours joins group by group."""
 
     def join(*theirs: Any) -> Any:
@@ -257,24 +255,24 @@ def _grouped(groups: int, sizes: list[int]) -> Transform:
     return join, split
 
 
-def _grouped_qkv(shape: Architecture) -> Transform:
+def _group_qkv(shape: Architecture) -> Transform:
     """``[n d, h]`` and twice ``[g d, h]``: by group its queries, key and value, ``[(n + 2 g) d, h]``."""
     groups, channels = shape.num_query_groups, shape.kv_channels
-    return _grouped(groups, [shape.num_attention_heads // groups * channels, channels, channels])
+    return _group(groups, [shape.num_attention_heads // groups * channels, channels, channels])
 
 
 def _conv_qkv(shape: Architecture) -> Transform:
     """Return the pair for a Conv1D of all three, ``[h, 3 n d]``, and its bias, ``[3 n d]``."""
-    join, split = _grouped_qkv(shape)
+    join, split = _group_qkv(shape)
     return lambda weight: join(*weight.t().chunk(3)), lambda ours: (_cat(split(ours)).t(),)
 
 
-def _headed_kv(shape: Architecture) -> Transform:
+def _group_kv_by_head(shape: Architecture) -> Transform:
     """Twice ``[n d, h]``, of cross-attention: head by head its key and its value, ``[2 n d, h]``."""
-    return _grouped(shape.num_attention_heads, [shape.kv_channels] * 2)
+    return _group(shape.num_attention_heads, [shape.kv_channels] * 2)
 
 
-def _halved(shape: Architecture, ours: Any) -> Any:
+def _order_by_halves(shape: Architecture, ours: Any) -> Any:
     """Order the channels of queries and keys for rotary pairs of one channel of each half.
 
     Ours are pairs of neighbours with ``model.rotary_interleaved``. Scores are sums over the channels: their

@@ -21,7 +21,7 @@ from slipway.trainer import requirements
 if TYPE_CHECKING:
     from slipway.trainer.config.settings import Settings
 
-# What is imported of these is imported late: a mistake names the missing one.
+# These are imported late: a mistake names the missing one.
 _LIBRARIES = ("numpy", "yaml")
 
 
@@ -132,7 +132,7 @@ def audit(
     Raises
     ------
     UserError
-        If the step is none of the training, or the data cannot be read.
+        If the training has no such step, or the data cannot be read.
     """
     samples = samples_of_step(settings, step, after_step, after_samples)
     result: dict[str, Any] = {
@@ -161,7 +161,7 @@ def audit(
     names = blend.prefixes
     here = tuple(Path((places or {}).get(str(name), name)) for name in names)
     # Nothing is written, so that indices are not kept either.
-    settings = settings.with_split_rule(split_rule(settings.saving.directory))
+    settings = settings.set_split_rule(split_rule(settings.saving.directory))
     data = replace(settings.data, training=replace(blend, prefixes=here), index_dir=None)
     length = window_length(settings)
     source = open_training(data, find_indices(data, heldout=False), length)

@@ -1,6 +1,6 @@
 """Micro batches of a GPT: their tensors, and the masks that keep documents in one window apart.
 
-The token that ends a document tells two documents apart (NeMo's ``reset_*`` keys).
+The token that ends a document separates two documents (NeMo's ``reset_*`` keys).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipway.trainer.data.source import Source, Tokens, check_tokens, counted_targets, loss_mask
+from slipway.trainer.data.source import Source, Tokens, check_tokens, loss_mask, select_targets
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Batch:
         of the causal attention to do (megatron-core's ``get_batch_on_this_cp_rank``).
         """
         whole = {field.name: getattr(self, field.name) for field in fields(self)}
-        parts = {name: _ends(tensor, rank, ranks) for name, tensor in whole.items() if tensor is not None}
+        parts = {name: _cut(tensor, rank, ranks) for name, tensor in whole.items() if tensor is not None}
         return replace(self, **parts)
 
 
@@ -103,10 +103,6 @@ class GPTBatchBuilder:
         Number of tokens; a larger id in the data is an error.
     masked_token
         Id of the input token whose loss does not count, or None; see `loss_mask`.
-    micro_batch
-        Sequences in a micro batch.
-    device
-        Where the tensors go.
     resets
         What starts anew with each document; None for nothing.
     """
@@ -128,16 +124,16 @@ class GPTBatchBuilder:
     def batches(
         self, source: Source, windows: list[int | None], samples: Sequence[int] | None = None
     ) -> Iterator[Batch]:
-        """Yield micro batches of the given windows; None stands for padding, whose loss does not count.
+        """Yield micro batches of the given windows; None is padding, whose loss does not count.
 
-        The samples' numbers in the run mean nothing here: what a GPT is given is a window as it is.
+        The samples' numbers in the run are not used: a GPT gets a window as it is.
         """
         for start in range(0, len(windows), self._micro_batch):
             yield self._batch(source, windows[start : start + self._micro_batch])
 
     def targets(self, source: Source, window: int) -> Tokens:
         """Return the tokens of a window whose prediction counts."""
-        return counted_targets(source.window(window), self._masked_token)
+        return select_targets(source.window(window), self._masked_token)
 
     def _batch(self, source: Source, windows: list[int | None]) -> Batch:
         rows = [source.window(window or 0) for window in windows]
@@ -155,8 +151,8 @@ class GPTBatchBuilder:
     def _documents(self, inputs: Any) -> tuple[Any, Any]:
         """Return the positions, and the documents if attention keeps them apart.
 
-        Where each window is one document, causal attention is the same, and faster: there are none, unless
-        `same_kernel` is asked for.
+        Where each window is one document, causal attention is the same, and faster: the documents are None,
+        unless `same_kernel` is set.
         """
         rows, length = inputs.shape
         # Each row has its own memory: an expanded tensor cannot be pinned.
@@ -171,6 +167,6 @@ class GPTBatchBuilder:
         )
 
 
-def _ends(tensor: Any, rank: int, ranks: int) -> Any:
+def _cut(tensor: Any, rank: int, ranks: int) -> Any:
     chunks = tensor.chunk(2 * ranks, dim=1)
     return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]), dim=1)

@@ -22,10 +22,10 @@ class T5Batch:
     Attributes
     ----------
     inputs
-        What the encoder reads, ``[micro batch, seq_length]``: all of it text, without padding.
+        The encoder's tokens, ``[micro batch, seq_length]``, without padding.
     decoder_inputs, labels
-        What the decoder reads and is to write, ``[micro batch, seq_length_dec]``: the former is the latter
-        one place later.
+        The decoder's tokens and its targets, ``[micro batch, seq_length_dec]``: the former are the latter
+        shifted by one.
     mask
         1.0 where the loss counts: on the labels that are not padding.
     """
@@ -56,18 +56,12 @@ class T5BatchBuilder:
 
     Parameters
     ----------
-    lengths
-        Tokens of a sample.
     vocabulary
         With sentinels; a token of the data that is one, or lies beyond, is an error.
     seq_length_dec
-        Length to which what the decoder reads and writes is padded.
+        Padded length of the decoder's tokens and targets.
     seeds
         The run's seed and data generation.
-    micro_batch
-        Sequences in a micro batch.
-    device
-        Where the tensors go.
     """
 
     def __init__(
@@ -88,14 +82,12 @@ class T5BatchBuilder:
     def batches(
         self, source: Source, windows: Sequence[int | None], samples: Sequence[int] | None = None
     ) -> Iterator[T5Batch]:
-        """Yield micro batches of the given windows; None stands for padding, whose loss does not count.
+        """Yield micro batches of the given windows; None is padding, whose loss does not count.
 
         Parameters
         ----------
         source
             Windows of at least `lengths.raw` tokens.
-        windows
-            Their numbers.
         samples
             The samples' numbers in the run, which decide the spans: other ones in each epoch. None for
             held-out windows, whose spans are always the same.
@@ -106,7 +98,7 @@ class T5BatchBuilder:
 
     def targets(self, source: Source, window: int) -> Tokens:
         """Return the tokens of a held-out window that the decoder is to write."""
-        return self._corrupted(source, window, None)[1]
+        return self._corrupt(source, window, None)[1]
 
     def _batch(self, source: Source, windows: Sequence[int | None], samples: Sequence[int] | None) -> T5Batch:
         rows, words = len(windows), self._vocabulary
@@ -115,14 +107,14 @@ class T5BatchBuilder:
         mask = np.zeros((rows, self._width), dtype=np.float32)
         for row, window in enumerate(windows):
             sample = None if samples is None else samples[row]
-            inputs[row], labels[row, : self._lengths.targets] = self._corrupted(source, window or 0, sample)
+            inputs[row], labels[row, : self._lengths.targets] = self._corrupt(source, window or 0, sample)
             mask[row, : self._lengths.targets] = window is not None
         before = np.concatenate((np.full((rows, 1), words.start_or_end), labels[:, :-1]), axis=1)
         return T5Batch(
             *(torch.from_numpy(array).to(self._device) for array in (inputs, before, labels, mask))
         )
 
-    def _corrupted(self, source: Source, window: int, sample: int | None) -> tuple[Tokens, Tokens]:
+    def _corrupt(self, source: Source, window: int, sample: int | None) -> tuple[Tokens, Tokens]:
         tokens = source.window(window)[: self._lengths.raw]
         check_tokens(tokens, self._vocabulary.first_sentinel)
         generation, number = (HELDOUT, window) if sample is None else (self._generation, sample)

@@ -8,10 +8,10 @@ from pathlib import Path
 _MISSING = "there is no such file"
 
 
-def why_missing(path: Path) -> str | None:
+def explain_missing(path: Path) -> str | None:
     """Return why there is no file at `path` for this user; None if there is one.
 
-    Unlike `Path.is_file`, this tells a directory above that may not be searched, and a name that is too long.
+    Unlike `Path.is_file`, it reports a parent without search permission, and a name that is too long.
     """
     try:
         return None if stat.S_ISREG(path.stat().st_mode) else _MISSING

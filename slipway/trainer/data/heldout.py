@@ -25,16 +25,14 @@ def heldout_windows(
     Parameters
     ----------
     source
-        The held-out data. Each source of a blend has its share of what is evaluated, and one window at least.
+        The held-out data. Each source of a blend has its share of the windows, and one window at least.
     batches
         Global batches to evaluate at most (``trainer.limit_val_batches``).
-    global_batch
-        Windows in a global batch.
     multiple
         A batch is filled up with None to a multiple of this, micro batch times data-parallel size, times
-        pipeline stages with virtual ones: what is evaluated does not depend on the number of processes.
+        pipeline stages with virtual ones: the number of processes does not change the windows.
     """
-    chosen = _chosen(source, batches * global_batch, seed)
+    chosen = _choose(source, batches * global_batch, seed)
     result: list[list[int | None]] = []
     for start in range(0, len(chosen), global_batch):
         batch: list[int | None] = list(chosen[start : start + global_batch])
@@ -42,21 +40,21 @@ def heldout_windows(
     return result
 
 
-def _chosen(source: Source, count: int, seed: int) -> Sequence[int]:
+def _choose(source: Source, count: int, seed: int) -> Sequence[int]:
     if isinstance(source, BlendedSource):
-        return _chosen_of_blend(source, count, seed)
+        return _choose_from_blend(source, count, seed)
     if source.windows is None:
         return range(count)
-    return _shuffled(source.windows, min(count, source.windows), seed)
+    return _shuffle(source.windows, min(count, source.windows), seed)
 
 
-def _shuffled(windows: int, count: int, seed: int) -> list[int]:
+def _shuffle(windows: int, count: int, seed: int) -> list[int]:
     """Return the first windows of a seeded order, from the start again after the last."""
     permutation = Permutation(windows, seed, _STREAM)
     return [permutation[index % windows] for index in range(count)]
 
 
-def _chosen_of_blend(blend: BlendedSource, count: int, seed: int) -> list[int]:
+def _choose_from_blend(blend: BlendedSource, count: int, seed: int) -> list[int]:
     """Return the windows of a blend: sources alternate as in training until each has been seen whole."""
     places: list[int] = []
     left, unseen = list(blend.sizes), len(blend.sizes)
@@ -67,7 +65,7 @@ def _chosen_of_blend(blend: BlendedSource, count: int, seed: int) -> list[int]:
         unseen -= left[source] == 0
     _represent_all(places, len(blend.sizes))
     orders = [
-        iter(_shuffled(size, places.count(source), order_seed(seed, 0, source)))
+        iter(_shuffle(size, places.count(source), order_seed(seed, 0, source)))
         for source, size in enumerate(blend.sizes)
     ]
     return [blend.number(source, next(orders[source])) for source in places]
@@ -88,7 +86,7 @@ def _represent_all(places: list[int], sources: int) -> None:
 def unigram_entropy(
     targets: Callable[[int], Tokens], batches: list[list[int | None]], vocabulary: int
 ) -> tuple[int, float]:
-    """Return the number of evaluated target tokens, and the entropy of their own distribution.
+    """Return the number of evaluated target tokens, and the entropy of their distribution.
 
     No model without context can have a lower loss on these tokens: it is the best constant prediction, chosen
     with hindsight. In nats per token, ``-sum p log p``.
@@ -99,8 +97,6 @@ def unigram_entropy(
         Gives the tokens of a window whose prediction counts.
     batches
         The windows; None is nothing.
-    vocabulary
-        Number of tokens.
     """
     counts = np.zeros(vocabulary, dtype=np.int64)
     for window in (window for batch in batches for window in batch if window is not None):

@@ -1,8 +1,8 @@
-"""The identity of a training's data: what each file of it was, so that an exchange is noticed.
+"""The identity of a training's data: a record of each file, so that an exchange is noticed.
 
 ``.idx`` files and the tokenizer's are hashed whole, a large ``.bin`` by blocks at fixed places: a training
-must not wait for a terabyte. What the blocks leave out shows in the manifest beside it, which has the SHA-256
-of the whole file, and without a manifest in the modification time. Imports the standard library alone.
+must not wait for a terabyte. A change outside the blocks shows in its manifest, which has the SHA-256 of the
+whole file, and without a manifest in the modification time. Imports the standard library alone.
 
 The launcher, which imports nothing of the trainer, asks ``python -m slipway.trainer.data.identity``: it reads
 ``{"wanted": [...], "earlier": [...]}`` from stdin, the files and an identity to compare with, and writes
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 DATA, TOKENIZER = "data", "tokenizer"
 DATA_KEY = "model.data.data_prefix"
 SUFFIXES = (".bin", ".idx")
-# Of a Hugging Face tokenizer's directory, which may hold a model's weights too: patterns, as versions of
-# transformers, and makers of models, have names of their own.
+# Of a Hugging Face tokenizer's directory, which may hold a model's weights too: patterns, because the
+# names differ between versions of transformers and makers of models.
 _TOKENIZER_PATTERNS = (
     *("*token*.json", "vocab*", "merges*.txt", "*.model", "*.tiktoken", "*.jinja"),
     "additional_chat_templates/*.jinja",
@@ -50,7 +50,7 @@ _LARGEST_MANIFEST = 256 * _MIB
 _SOURCES = 256
 _CHANGES_SHOWN = 6
 _READ = 4 * _MIB
-# Hashing and a parallel file system's reads both go on beside each other.
+# Both hashing and the reads of a parallel file system profit from threads.
 _THREADS = 8
 
 
@@ -66,8 +66,6 @@ class InputFile:
         The key of the configuration that names it.
     name
         Its path as the job has it.
-    path
-        Its path on this machine.
     """
 
     kind: str
@@ -82,7 +80,7 @@ class FileIdentity:
 
     The checksum begins with how it was computed.
 
-    `origin` is what the manifest beside a ``.bin`` says of it: ``sha256`` of the whole file, ``sources``
+    `origin` is from the manifest of a ``.bin``: ``sha256`` of the whole file, ``sources``
     (pairs of name and SHA-256, unless they are too many), ``sources_sha256`` of their list, ``tokenizer``, a
     SHA-256, and ``options``. It is ``None`` without a manifest, or if the file was written after it.
     """
@@ -108,7 +106,7 @@ class FileIdentity:
     def differs(self, other: FileIdentity) -> bool:
         """Return True if this file has, or may have, another content than `other`.
 
-        The times decide where neither the checksums nor the manifests tell: a file that was written since may
+        The times decide if neither the checksums nor the manifests do: a file that was written since may
         differ between the blocks that are hashed.
         """
         if self.content != other.content or self.is_whole:
@@ -120,7 +118,7 @@ class FileIdentity:
 
 @dataclass(frozen=True)
 class Difference:
-    """A file that is not what it was."""
+    """A file whose content changed."""
 
     old: FileIdentity
     new: FileIdentity
@@ -129,11 +127,11 @@ class Difference:
         old, new = self.old, self.new
         name = new.name if new.name == old.name else f"{old.name} → {new.name}"
         size = "same size" if new.size == old.size else f"{old.size:,} → {new.size:,} bytes"
-        hashes = f"{_short(old.checksum)} → {_short(new.checksum)}"
+        hashes = f"{_shorten(old.checksum)} → {_shorten(new.checksum)}"
         if old.content == new.content:
-            hashes = f"written again on {_day(new.mtime)}, after {_day(old.mtime)}"
+            hashes = f"written again on {_format_time(new.mtime)}, after {_format_time(old.mtime)}"
             if old.origin is not None and new.origin is not None:
-                hashes = f"{_short(old.origin['sha256'])} → {_short(new.origin['sha256'])}"
+                hashes = f"{_shorten(old.origin['sha256'])} → {_shorten(new.origin['sha256'])}"
         why = _changed_origin(old.origin, new.origin)
         return f"{name} ({new.key}): {size}, {hashes}{f': {why}' if why else ''}"
 
@@ -155,7 +153,7 @@ def input_files(prefixes: Iterable[Path], tokenizer: Mapping[str, Path | None]) 
     return [*files, *(InputFile(TOKENIZER, key, name, name) for key, name in named)]
 
 
-def of_data(data: Data, prefixes: Iterable[Path]) -> Identity:
+def identify_data(data: Data, prefixes: Iterable[Path]) -> Identity:
     """Return the identity of data sets, and of the tokenizer that a configuration of data names."""
     tokenizer = data.tokenizer
     files = {"model": tokenizer.model, "vocab_file": tokenizer.vocab_file, "merge_file": tokenizer.merge_file}
@@ -166,31 +164,31 @@ def of_data(data: Data, prefixes: Iterable[Path]) -> Identity:
 
 def identify(inputs: Sequence[InputFile]) -> Identity:
     """Return the identity of the files that are here and can be read; the others are left out."""
-    files = [file for item in inputs for file in _expanded(item)]
+    files = [file for item in inputs for file in _expand(item)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        identities = list(pool.map(_identified, files))
+        identities = list(pool.map(_identify, files))
     return tuple(identity for identity in identities if identity is not None)
 
 
 def differences(old: Identity, new: Identity) -> list[Difference]:
     """Return the files of the same name, or tokenizer's key, that have another content.
 
-    What one of the two lacks is not compared, nor is a data set that the configuration names otherwise.
+    A file of only one of the two is not compared, nor is a data set that the configuration names otherwise.
     """
     before = {_role(file): file for file in old}
     pairs = ((before.get(_role(file)), file) for file in new)
     return [Difference(was, file) for was, file in pairs if was is not None and file.differs(was)]
 
 
-def renamed(old: Identity, new: Identity) -> tuple[list[str], list[str]]:
-    """Return the names of data that one of the two has alone, whose contents the other lacks."""
-    return _alone(old, new), _alone(new, old)
+def find_renamed(old: Identity, new: Identity) -> tuple[list[str], list[str]]:
+    """Return the names of data in only one of the two whose contents are not in the other either."""
+    return _find_missing(old, new), _find_missing(new, old)
 
 
 def accepts(accepted: str | None, changed: Sequence[Difference]) -> bool:
     """Return whether the user has accepted exactly these differences: the new contents have that digest.
 
-    What is accepted besides, such as another tokenizer, stands before or after a plus sign.
+    Other accepted digests, such as that of another tokenizer, are separated by plus signs.
     """
     return not changed or digest(changed) in (accepted or "").split("+")
 
@@ -198,14 +196,14 @@ def accepts(accepted: str | None, changed: Sequence[Difference]) -> bool:
 def digest(changed: Sequence[Difference]) -> str:
     """Return a short digest of the new contents, which names them to accept them."""
     contents = sorted(
-        [*_role(change.new), *map(str, change.new.content), *_beside(change)] for change in changed
+        [*_role(change.new), *map(str, change.new.content), *_distinguish(change)] for change in changed
     )
     # With a word in front: digits alone would be read as a number.
     return f"data-{hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:12]}"
 
 
-def _beside(change: Difference) -> list[str]:
-    """Return what tells the new content from the old one where size and checksum do not."""
+def _distinguish(change: Difference) -> list[str]:
+    """Return what distinguishes the new content from the old one if size and checksum do not."""
     new = change.new
     if change.old.content != new.content:
         return []
@@ -218,7 +216,7 @@ def _changed_origin(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None
         return "" if old is None else "changed after its manifest was written, or without one"
     changes = [*_changed_sources(old, new)]
     if old["tokenizer"] != new["tokenizer"]:
-        changes.append(f"another tokenizer ({_short(old['tokenizer'])} → {_short(new['tokenizer'])})")
+        changes.append(f"another tokenizer ({_shorten(old['tokenizer'])} → {_shorten(new['tokenizer'])})")
     before, now = old["options"], new["options"]
     changes += [
         f"{key} {json.dumps(before.get(key))} → {json.dumps(now.get(key))}"
@@ -242,7 +240,7 @@ def _changed_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator
         elif name not in before:
             yield f"with source {name}"
         elif before[name] != now[name]:
-            yield f"source {name} changed ({_short(before[name])} → {_short(now[name])})"
+            yield f"source {name} changed ({_shorten(before[name])} → {_shorten(now[name])})"
     if before == now:
         yield "the sources in another order"
 
@@ -253,7 +251,7 @@ def to_json(identity: Identity) -> list[dict[str, Any]]:
 
 
 def from_json(content: object) -> Identity:
-    """Read an identity that was kept; what is none, or of another version, is left out."""
+    """Read an identity that was kept; entries that are invalid, or of another version, are left out."""
     if not isinstance(content, list):
         return ()
     return tuple(file for file in map(_file_from, content) if file is not None)
@@ -275,14 +273,14 @@ def _file_from(item: object) -> FileIdentity | None:
     if not isinstance(item, dict):
         return None
     values: dict[str, Any] = {field.name: item.get(field.name) for field in fields(FileIdentity)}
-    origin = _valid_origin(values.pop("origin"))
+    origin = _check_origin(values.pop("origin"))
     if not all(isinstance(value, types.get(name, str)) for name, value in values.items()):
         return None
     return FileIdentity(**values, origin=origin)
 
 
-def _valid_origin(item: object) -> dict[str, Any] | None:
-    """Return an origin that was kept; None for what is none."""
+def _check_origin(item: object) -> dict[str, Any] | None:
+    """Return an origin that was kept; None if it is invalid."""
     if not isinstance(item, dict):
         return None
     texts = (item.get(name) for name in ("sha256", "sources_sha256", "tokenizer"))
@@ -296,12 +294,12 @@ def _valid_origin(item: object) -> dict[str, Any] | None:
 
 
 def read_manifest(path: Path) -> Any:
-    """Return the content of a manifest; raise OSError or ValueError if it is none."""
+    """Return the content of a manifest; raise OSError or ValueError if it is not one."""
     return json.loads(read_bytes(path, _LARGEST_MANIFEST))
 
 
 def _read_origin(path: Path, size: int, written: int) -> dict[str, Any] | None:
-    """Return what the manifest beside a ``.bin`` says of it; None if there is none of this very file.
+    """Return a ``.bin``'s origin from its manifest; None without a manifest of this very file.
 
     Parameters
     ----------
@@ -320,7 +318,7 @@ def _read_origin(path: Path, size: int, written: int) -> dict[str, Any] | None:
         if output["size"] != size:
             return None
         sources = [[source["name"], source["sha256"]] for source in content["sources"]]
-        return _valid_origin(
+        return _check_origin(
             {
                 "sha256": output["sha256"],
                 "sources": sources if len(sources) <= _SOURCES else None,
@@ -334,17 +332,17 @@ def _read_origin(path: Path, size: int, written: int) -> dict[str, Any] | None:
 
 
 def _role(file: FileIdentity) -> tuple[str, str]:
-    # Another path of a tokenizer is no other tokenizer; data sets are told apart by their names alone.
+    # Another path of a tokenizer is no other tokenizer; data sets are distinguished by their names alone.
     return file.kind, file.key if file.kind == TOKENIZER else file.name
 
 
-def _alone(these: Identity, others: Identity) -> list[str]:
+def _find_missing(these: Identity, others: Identity) -> list[str]:
     names, contents = {file.name for file in others}, {file.content for file in others}
     data = (file for file in these if file.kind == DATA)
     return [file.name for file in data if file.name not in names and file.content not in contents]
 
 
-def _expanded(input_file: InputFile) -> list[InputFile]:
+def _expand(input_file: InputFile) -> list[InputFile]:
     path = Path(input_file.path)
     try:
         if input_file.kind != TOKENIZER or not stat.S_ISDIR(path.stat().st_mode):
@@ -357,7 +355,7 @@ def _expanded(input_file: InputFile) -> list[InputFile]:
     ]
 
 
-def _identified(input_file: InputFile) -> FileIdentity | None:
+def _identify(input_file: InputFile) -> FileIdentity | None:
     try:
         found = os.stat(input_file.path)  # noqa: PTH116
         with open_regular(input_file.path, buffering=0, holes=True) as file:
@@ -389,11 +387,11 @@ def _checksum(file: BinaryIO, size: int, whole: int, blocks: int) -> str:
     return f"sha256-{blocks}x{_BLOCK}:{sums.hexdigest()}"
 
 
-def _short(checksum: str) -> str:
+def _shorten(checksum: str) -> str:
     return checksum.rpartition(":")[2][:12]
 
 
-def _day(seconds: int) -> str:
+def _format_time(seconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 

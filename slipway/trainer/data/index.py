@@ -1,4 +1,4 @@
-"""The sample index of a data set: what the windows of its splits are computed from.
+"""The sample index of a data set, from which the windows of its splits are computed.
 
 A window is a contiguous piece of the ``.bin`` file, so that where it lies is arithmetic, once it is known
 where each split begins and how many tokens it holds. That takes one pass over the ``.idx`` file, which also
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from slipway.arithmetic import indexed
 from slipway.common.errors import UserError, suggest
-from slipway.trainer.data.files import why_missing
+from slipway.trainer.data.files import explain_missing
 
 Weights = tuple[float, float, float]
 # Sequences that are looked at together: few enough for the processor's cache.
@@ -79,7 +79,7 @@ class Tables:
     boundaries: npt.NDArray[np.int64]
 
     def start(self, document: int) -> int:
-        """Return the tokens before a document; the number of documents stands for the end."""
+        """Return the tokens before a document; the number of documents means the end."""
         sequence = int(self.boundaries[document])
         itemsize = np.dtype(self.dtype).itemsize
         if sequence < len(self.pointers):
@@ -105,11 +105,11 @@ def read_tables(prefix: Path) -> Tables:
         head = file.read(indexed.HEADER.size)
         size = file.seek(0, 2)
     if not Path(f"{prefix}.bin").stat().st_size:
-        raise _wrong(prefix, "its .bin is an empty file")
+        raise _make_error(prefix, "its .bin is an empty file")
     try:
         header = indexed.parse_header(head, size)
     except ValueError as error:
-        raise _wrong(prefix, str(error)) from None
+        raise _make_error(prefix, str(error)) from None
     content: Any = np.memmap(path, dtype=np.uint8, mode="r")
 
     def table(start: int, count: int, dtype: str) -> Any:
@@ -122,7 +122,9 @@ def read_tables(prefix: Path) -> Tables:
         table(header.boundaries_at, header.boundaries, "<i8"),
     )
     if not header.boundaries or tables.boundaries[-1] != header.sequences:
-        raise _wrong(prefix, f"its documents do not end at its last sequence, number {header.sequences:,}")
+        raise _make_error(
+            prefix, f"its documents do not end at its last sequence, number {header.sequences:,}"
+        )
     return tables
 
 
@@ -137,7 +139,7 @@ def build_index(prefix: Path, weights: Weights, rule: str = indexed.SPLIT_RULE) 
     tables = read_tables(prefix)
     lengths, boundaries, dtype = tables.lengths, tables.boundaries, np.dtype(tables.dtype)
     if dtype.kind not in "ui":
-        raise _wrong(prefix, f"tokens are whole numbers, but these are {dtype}")
+        raise _make_error(prefix, f"tokens are whole numbers, but these are {dtype}")
     _check_order(prefix, lengths, tables.pointers, dtype.itemsize)
     splits = []
     for first, last in indexed.split_documents(weights, len(boundaries) - 1, rule):
@@ -156,10 +158,10 @@ def check_files(prefix: Path) -> None:
     """
     for suffix in (".idx", ".bin"):
         path = Path(f"{prefix}{suffix}")
-        problem = why_missing(path)
+        problem = explain_missing(path)
         if not problem:
             continue
-        hint = "; write it without the suffix" if prefix.suffix in (".idx", ".bin") else _nearest(prefix)
+        hint = "; write it without the suffix" if prefix.suffix in (".idx", ".bin") else _suggest(prefix)
         raise UserError(
             f"model.data.data_prefix={prefix}: {path}: {problem}{hint}; "
             "`slipway data tokenize` makes one from text files"
@@ -176,7 +178,7 @@ def check_size(prefix: Path, index: SampleIndex) -> None:
     """
     found = Path(f"{prefix}.bin").stat().st_size
     if found != index.size:
-        raise _wrong(prefix, f"its .idx tells of {index.size:,} bytes of tokens, its .bin has {found:,}")
+        raise _make_error(prefix, f"its .idx tells of {index.size:,} bytes of tokens, its .bin has {found:,}")
 
 
 def _check_order(prefix: Path, lengths: Any, pointers: Any, itemsize: int) -> None:
@@ -188,7 +190,7 @@ def _check_order(prefix: Path, lengths: Any, pointers: Any, itemsize: int) -> No
         expected = ends - sizes
         wrong = np.flatnonzero((pointers[start : start + _CHUNK] != expected) | (sizes < 0))
         if len(wrong):
-            raise _wrong(
+            raise _make_error(
                 prefix,
                 f"sequence {start + int(wrong[0]):,} does not begin where the one before ends; write the "
                 "data set anew with megatron-core's IndexedDatasetBuilder",
@@ -200,7 +202,7 @@ def _sum(lengths: Any) -> int:
     return int(np.sum(lengths, dtype=np.int64))
 
 
-def _nearest(prefix: Path) -> str:
+def _suggest(prefix: Path) -> str:
     try:
         names = sorted(str(path.with_suffix("")) for path in prefix.parent.glob("*.idx"))
     except OSError:
@@ -208,5 +210,5 @@ def _nearest(prefix: Path) -> str:
     return suggest(str(prefix), names)
 
 
-def _wrong(prefix: Path, problem: str) -> UserError:
+def _make_error(prefix: Path, problem: str) -> UserError:
     return UserError(f"model.data.data_prefix={prefix}: not a Megatron data set: {problem}")

@@ -1,10 +1,10 @@
-"""Sample indices kept between launches, under a hash of what they were computed from.
+"""Sample indices kept between launches, under a hash of their inputs.
 
 Two kinds of small JSON files lie in ``model.data.index_mapping_dir``. ``sample-index-<hash>.json`` is an
 index, named by the SHA-256 of the whole ``.idx`` file and the splits' weights; ``idx-hash-<path>.json``
 remembers that SHA-256 for a file as the file system describes it. Reading the 200 MB of 10 million
-documents for the hash takes several times as long as computing the index from them: what is saved is to
-read the file at all.
+documents for the hash takes several times as long as computing the index from them: the cache saves
+reading the file at all.
 
 A file that was written to has another change time, which only the kernel sets. Two writes within one tick
 of the file system's clock have the same: a hash is remembered only once a file has rested longer than any
@@ -34,7 +34,7 @@ _RESTED_SECONDS = 2.0
 
 
 class IndexCache:
-    """A directory of sample indices; whatever is wrong with it costs time only.
+    """A directory of sample indices; defects in it cost time only.
 
     Several processes may use it at once: files appear complete under their names, and equal names have equal
     contents.
@@ -42,7 +42,7 @@ class IndexCache:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._told = False
+        self._has_warned = False
 
     def get(
         self, prefix: Path, weights: Weights, build: Callable[[], SampleIndex], rule: str = SPLIT_RULE
@@ -64,7 +64,7 @@ class IndexCache:
         key = {"version": _VERSION, "idx_sha256": self._content_hash(path), "splits": splits}
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         cached = self._directory / f"sample-index-{name[:32]}.json"
-        index = _as_index(self._read(cached), key)
+        index = _parse_index(self._read(cached), key)
         if index is None:
             index = build()
             # Of the content that was hashed, unless it was exchanged meanwhile.
@@ -104,10 +104,10 @@ class IndexCache:
             self._tell("sample indices are not kept", error)
 
     def _tell(self, consequence: str, error: Exception) -> None:
-        """Say once what is wrong: the next file would have the same to say."""
-        if not self._told:
+        """Warn once: the next file would have the same problem."""
+        if not self._has_warned:
             LOGGER.warning("model.data.index_mapping_dir=%s: %s: %s", self._directory, consequence, error)
-        self._told = True
+        self._has_warned = True
 
 
 def _identity(status: os.stat_result) -> list[int]:
@@ -115,7 +115,7 @@ def _identity(status: os.stat_result) -> list[int]:
     return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def _as_index(content: Any, key: dict[str, Any]) -> SampleIndex | None:
+def _parse_index(content: Any, key: dict[str, Any]) -> SampleIndex | None:
     """Return the index that a file holds, or None if it holds another or none."""
     try:
         if content["key"] != key:

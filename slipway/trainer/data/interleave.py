@@ -41,14 +41,14 @@ class Interleaving:
         first, last = 0, len(self._sums) - 1
         while last - first > 1:
             middle = (first + last) // 2
-            before = self._left(first, middle, last, sample)
-            if self._left(first, middle, last, sample + 1) > before:
+            before = self._count_left(first, middle, last, sample)
+            if self._count_left(first, middle, last, sample + 1) > before:
                 last, sample = middle, before
             else:
                 first, sample = middle, sample - before
         return first, sample
 
-    def _left(self, first: int, middle: int, last: int, samples: int) -> int:
+    def _count_left(self, first: int, middle: int, last: int, samples: int) -> int:
         """Return ``round(samples * left / both)``, halves up."""
         left = self._sums[middle] - self._sums[first]
         both = self._sums[last] - self._sums[first]

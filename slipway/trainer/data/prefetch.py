@@ -13,14 +13,14 @@ import torch
 
 T = TypeVar("T")
 
-# Micro batches: enough to bridge what jitters in reading, few enough to be small beside the model. On a CPU
-# the thread would take its time from the training itself.
+# Micro batches: enough to bridge the jitter of reads, few enough to be small compared with the model. On a
+# CPU the thread would take its time from the training itself.
 DEPTH_ON_CUDA = 16
 DEPTH_ON_CPU = 0
 _POLL_SECONDS = 0.1
 
 
-# Stands in the queue after the last micro batch of a step.
+# Marks the end of a step in the queue.
 _STEP_END = object()
 
 
@@ -30,18 +30,18 @@ class Prefetcher(Generic[T]):
     Parameters
     ----------
     steps
-        The micro batches of each step. It is gone through by one thread alone, ahead of what is asked for.
+        The micro batches of each step. Only one thread iterates over it, ahead of the requests.
     depth
         How many micro batches are kept ready; 0 makes each when it is asked for, without a thread.
     device
-        Where the tensors go. To a GPU they are copied from pinned memory, and nobody waits for that.
+        Where the tensors go. To a GPU they are copied from pinned memory, asynchronously.
     """
 
     def __init__(self, steps: Iterable[Iterable[T]], depth: int, device: Any) -> None:
         self.waited = 0.0
         self._device = device
         self._stop = threading.Event()
-        self._items = _in_line(steps)
+        self._items = _flatten(steps)
         self._queue: queue.Queue[Any] | None = None
         self._thread: threading.Thread | None = None
         self._at_step_end = True
@@ -51,14 +51,14 @@ class Prefetcher(Generic[T]):
             self._thread.start()
 
     def step(self) -> Iterator[T]:
-        """Return the micro batches of the next step; what was not taken of the one before is passed over.
+        """Return the micro batches of the next step; skip those of the step before that were not taken.
 
         Seconds that were spent waiting for them are added to `waited`.
 
         Raises
         ------
         Exception
-            Whatever went wrong in making them, when its place in the order is reached.
+            The error of making a micro batch, when its place in the order is reached.
         """
         while not self._at_step_end:
             self._next()
@@ -77,7 +77,7 @@ class Prefetcher(Generic[T]):
             item = self._next()
             self.waited += time.perf_counter() - began
             if not self._at_step_end:
-                yield moved(item, self._device)
+                yield move_to_device(item, self._device)
 
     def _next(self) -> Any:
         item = self._queue.get() if self._queue else next(self._items, _STEP_END)
@@ -114,23 +114,23 @@ class Prefetcher(Generic[T]):
         return False
 
 
-def moved(batch: T, device: Any) -> T:
+def move_to_device(batch: T, device: Any) -> T:
     """Return a batch, a dataclass, with its tensors on a device."""
-    return _with_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    return _change_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def pin(batch: T) -> T:
     """Return a batch with its tensors in memory that a GPU can read by itself."""
-    return _with_tensors(batch, lambda tensor: tensor.pin_memory())
+    return _change_tensors(batch, lambda tensor: tensor.pin_memory())
 
 
-def _in_line(steps: Iterable[Iterable[T]]) -> Iterator[Any]:
+def _flatten(steps: Iterable[Iterable[T]]) -> Iterator[Any]:
     for step in steps:
         yield from step
         yield _STEP_END
 
 
-def _with_tensors(batch: T, change: Any) -> T:
+def _change_tensors(batch: T, change: Any) -> T:
     assert is_dataclass(batch) and not isinstance(batch, type)
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
     return replace(batch, **{name: change(v) for name, v in values.items() if isinstance(v, torch.Tensor)})

@@ -1,4 +1,4 @@
-"""Seeds for whatever is drawn for a sample: pure functions, so that nothing has to be stored or replayed.
+"""Seeds for the random draws of a sample: pure functions, so that nothing has to be stored or replayed.
 
 All of it is 64-bit integer arithmetic: the same on every machine and in every version of numpy.
 """

@@ -34,7 +34,7 @@ def loss_mask(window: Tokens, masked_token: int | None) -> npt.NDArray[np.float3
     return mask
 
 
-def counted_targets(window: Tokens, masked_token: int | None) -> Tokens:
+def select_targets(window: Tokens, masked_token: int | None) -> Tokens:
     """Return the targets of a window where the loss counts, at most ``[seq_length]``; see `loss_mask`."""
     return window[1:][loss_mask(window, masked_token) > 0]
 

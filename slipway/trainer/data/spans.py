@@ -1,8 +1,8 @@
-"""Span corruption: what a T5 learns from (Raffel et al. 2019, arXiv 1910.10683, section 3.1.4 and figure 2).
+"""Span corruption, a T5's objective (Raffel et al. 2019, arXiv 1910.10683, section 3.1.4 and figure 2).
 
-Spans of a sequence are taken out; each leaves one sentinel in its place. The encoder reads what is left, the
-decoder writes each sentinel followed by the span that it stands for. Both end with the end-of-sequence token.
-Spans and what is between them are at least one token long, a sequence begins with text that stays, and all
+Spans of a sequence are taken out; each leaves one sentinel in its place. The encoder reads the remaining
+text, the decoder writes each sentinel followed by its span. Both end with the end-of-sequence token. Spans
+and the text between them are at least one token long, a sequence begins with text that stays, and all
 divisions into spans are equally likely, as in the T5 code base's ``random_spans_noise_mask``.
 """
 
@@ -43,12 +43,12 @@ class Lengths:
 
     @property
     def inputs(self) -> int:
-        """Tokens that the encoder reads: what is left, the sentinels and the end."""
+        """Tokens that the encoder reads: the remaining text, the sentinels and the end."""
         return self.raw - self.noise + self.spans + 1
 
     @property
     def targets(self) -> int:
-        """Tokens that the decoder writes: what was taken out, the sentinels and the end."""
+        """Tokens that the decoder writes: the spans, the sentinels and the end."""
         return self.noise + self.spans + 1
 
 
@@ -69,7 +69,7 @@ def lengths_of(raw: int, density: float, mean_span: float) -> Lengths:
 
 
 def fit(seq_length: int, density: float, mean_span: float) -> Lengths:
-    """Return the lengths of which the encoder reads exactly `seq_length` tokens.
+    """Return the lengths for which the encoder reads exactly `seq_length` tokens.
 
     Where several do, the one with the most text: one token more of it never adds more than one to what the
     encoder reads, so that no length is skipped.
@@ -98,7 +98,7 @@ def sample_lengths(denoising: Denoising, seq_length: int, seq_length_dec: int) -
     Raises
     ------
     UserError
-        If what is taken out does not fit the decoder, or the sentinels are too few.
+        If the spans do not fit the decoder, or the sentinels are too few.
     """
     lengths = fit(seq_length, denoising.density, denoising.mean_span)
     if lengths.targets > seq_length_dec:
@@ -123,7 +123,7 @@ def corrupt(tokens: Tokens, lengths: Lengths, vocabulary: Vocabulary, seed: int)
     tokens
         Text, ``[lengths.raw]``.
     lengths
-        How much is taken out, of which :func:`fit` sees that text remains between the spans.
+        From :func:`fit`, so that text remains between the spans.
     vocabulary
         With as many sentinels as there are spans.
     seed
@@ -132,9 +132,9 @@ def corrupt(tokens: Tokens, lengths: Lengths, vocabulary: Vocabulary, seed: int)
     Returns
     -------
     (Tokens, Tokens)
-        What the encoder reads, ``[lengths.inputs]``, and what the decoder is to write, ``[lengths.targets]``.
+        The encoder's tokens, ``[lengths.inputs]``, and the decoder's targets, ``[lengths.targets]``.
     """
-    keys = _random(seed, lengths.raw)
+    keys = _draw(seed, lengths.raw)
     remaining = lengths.raw - lengths.noise
     text = _divide(remaining, lengths.spans, keys[:remaining])
     noise = _divide(lengths.noise, lengths.spans, keys[remaining:])
@@ -175,7 +175,7 @@ def _divide(items: int, parts: int, keys: npt.NDArray[np.uint64]) -> Tokens:
     return np.diff(np.concatenate(([0], cuts, [items])))
 
 
-def _random(seed: int, count: int) -> npt.NDArray[np.uint64]:
+def _draw(seed: int, count: int) -> npt.NDArray[np.uint64]:
     """Return the first numbers of SplitMix64 (Steele et al. 2014) from `seed`: the same with every numpy."""
     with np.errstate(over="ignore"):
         value = np.uint64(seed) + _steps(count)

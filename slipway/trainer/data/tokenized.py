@@ -27,7 +27,7 @@ _FAST = "tokenizer.json"
 
 
 class TokenizerRecord(NamedTuple):
-    """A tokenizer as manifests describe it: `end` is None if documents have none, `sha256` without files."""
+    """A tokenizer as manifests describe it: `end` is None if documents do not end with it."""
 
     kind: str
     files: tuple[str, ...]
@@ -43,7 +43,7 @@ class TokenizerRecord(NamedTuple):
 class Comparison(NamedTuple):
     """Data sets of another tokenizer, why, and whether that is certain; those without a manifest.
 
-    `accept` is the value of `resume.accept_data` that accepts what is certain.
+    `accept` is the value of `resume.accept_data` that accepts the certain ones.
     """
 
     others: list[tuple[str, str, bool]]
@@ -51,8 +51,8 @@ class Comparison(NamedTuple):
     accept: str | None
 
 
-def of_data(prefix: Path) -> TokenizerRecord | None:
-    """Return the tokenizer that the manifest beside a data set names; None if there is none of this file."""
+def read_data_tokenizer(prefix: Path) -> TokenizerRecord | None:
+    """Return the tokenizer that a data set's manifest names; None without a manifest of this file."""
     try:
         content = read_manifest(manifest_path(prefix))
         size = Path(f"{prefix}.bin").stat().st_size
@@ -66,7 +66,7 @@ def of_data(prefix: Path) -> TokenizerRecord | None:
         return None
 
 
-def of_training(tokenizer: Tokenizer) -> TokenizerRecord | None:
+def read_training_tokenizer(tokenizer: Tokenizer) -> TokenizerRecord | None:
     """Return the tokenizer of a training; None if its files are not here."""
     kind, paths = "gpt2", [tokenizer.vocab_file, tokenizer.merge_file]
     if tokenizer.library == "sentencepiece":
@@ -109,7 +109,7 @@ def compare(prefixes: Mapping[str, Path], own: TokenizerRecord, ends_matter: boo
     """Compare the tokenizers of data sets, by their names, with a training's."""
     others, unknown, certain = [], [], set()
     for name, prefix in prefixes.items():
-        data = of_data(prefix)
+        data = read_data_tokenizer(prefix)
         if data is None:
             unknown.append(name)
         elif (problem := mismatch(data, own, ends_matter)) is not None:
@@ -121,7 +121,7 @@ def compare(prefixes: Mapping[str, Path], own: TokenizerRecord, ends_matter: boo
 
 def check(data: Data, prefixes: Iterable[Path]) -> None:
     """Raise UserError if data sets are of another tokenizer than the training's, unless that is accepted."""
-    own = of_training(data.tokenizer)
+    own = read_training_tokenizer(data.tokenizer)
     if own is None:
         return
     ends_matter = data.eod_mask_loss or data.reset_positions or data.reset_attention
@@ -141,7 +141,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     fields = request["tokenizer"]
     files = {name: Path(fields[name]) for name in ("model", "vocab_file", "merge_file") if name in fields}
-    own = of_training(Tokenizer(**{**fields, **files}))
+    own = read_training_tokenizer(Tokenizer(**{**fields, **files}))
     prefixes = {name: Path(prefix) for name, prefix in request["data"].items()}
     answer = compare(prefixes, own, request["ends_matter"]) if own else Comparison([], [], None)
     json.dump(answer._asdict(), sys.stdout)

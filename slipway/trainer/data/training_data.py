@@ -49,8 +49,6 @@ def find_indices(data: Data, heldout: bool) -> Indices:
 
     Parameters
     ----------
-    data
-        The configuration of indexed data.
     heldout
         Whether held-out data are wanted.
 
@@ -66,7 +64,7 @@ def find_indices(data: Data, heldout: bool) -> Indices:
 
 
 def open_training(data: Data, indices: Indices, length: int) -> IndexedSource | BlendedSource:
-    """Open what is trained on, as windows of `length` + 1 tokens.
+    """Open the training data, as windows of `length` + 1 tokens.
 
     Raises
     ------

@@ -17,7 +17,7 @@ from slipway.arithmetic.parameters import VOCABULARIES
 from slipway.arithmetic.vocabulary import END_OF_TEXT, GPT2_END_OF_TEXT, GPT2_SIZE, WAYS_TO_A_VOCABULARY
 from slipway.common.errors import UserError
 from slipway.trainer.config.tokenizer import WORDPIECES, Tokenizer
-from slipway.trainer.data.files import why_missing
+from slipway.trainer.data.files import explain_missing
 
 # Touvron et al. 2023 (arXiv 2302.13971 and 2307.09288), section 2.1: 32,000 pieces.
 LLAMA_SIZE = 32000
@@ -31,10 +31,10 @@ _WITHOUT_FILES = "mock data without tokenizer files"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Number of tokens, the end-of-document token's id, and what to tell the user about their origin.
+    """Number of tokens, the end-of-document token's id, and their origin, for messages.
 
-    A tokenizer may have tokens of its own for the start of a text and for padding. `sentinels` is how many of
-    the tokens, the last ones, stand for what was taken out of a text.
+    A tokenizer may have separate tokens for the start of a text and for padding. The last `sentinels` tokens
+    replace the spans that were taken out of a text.
     """
 
     size: int
@@ -51,15 +51,15 @@ class Vocabulary:
 
     @property
     def start_or_end(self) -> int:
-        """Return the id of the token that starts a text: of its own, or the one that ends it."""
+        """Return the id of the token that starts a text: a separate one, or the one that ends it."""
         return self.end_of_text if self.start is None else self.start
 
     @property
     def padding_or_end(self) -> int:
-        """Return the id of the token that pads a text: of its own, or the one that ends it."""
+        """Return the id of the token that pads a text: a separate one, or the one that ends it."""
         return self.end_of_text if self.padding is None else self.padding
 
-    def with_sentinels(self, count: int) -> Vocabulary:
+    def add_sentinels(self, count: int) -> Vocabulary:
         """Return the vocabulary followed by as many sentinels."""
         return replace(self, size=self.size + count, sentinels=count)
 
@@ -95,11 +95,11 @@ def read_vocabulary(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
 
 def _gpt2(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     for name, path in (("vocab_file", tokenizer.vocab_file), ("merge_file", tokenizer.merge_file)):
-        if path is not None and not why_missing(path):
+        if path is not None and not explain_missing(path):
             continue
         if mock:
             return Vocabulary(GPT2_SIZE, GPT2_END_OF_TEXT, f"GPT-2's size: {_WITHOUT_FILES}")
-        raise _missing(name, path, f"\n{WAYS_TO_A_VOCABULARY}")
+        raise _make_error(name, path, f"\n{WAYS_TO_A_VOCABULARY}")
     assert tokenizer.vocab_file is not None
     return _from_json(tokenizer.vocab_file)
 
@@ -124,12 +124,12 @@ def _wordpiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     NeMo's tokenizer has no other start and end than ``[CLS]`` and ``[SEP]`` (auto_tokenizer.py).
     """
     path = tokenizer.vocab_file
-    if path is None or why_missing(path):
+    if path is None or explain_missing(path):
         if mock:
             # The ids are those of bert-base-cased and -uncased (Devlin et al. 2019, arXiv 1810.04805).
             origin = f"the size of BERT's: {_WITHOUT_FILES}"
             return Vocabulary(VOCABULARIES[tokenizer.name], 102, origin, start=101, padding=0)
-        raise _missing("vocab_file", path, "; BERT's vocab.txt has a token in each line")
+        raise _make_error("vocab_file", path, "; BERT's vocab.txt has a token in each line")
     try:
         # Not splitlines: tokens may be characters at which that splits too.
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -145,10 +145,10 @@ def _wordpiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
 
 def _sentencepiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     path = tokenizer.model
-    if path is None or why_missing(path):
+    if path is None or explain_missing(path):
         if mock:
             return Vocabulary(LLAMA_SIZE, LLAMA_END_OF_TEXT, f"Llama's size: {_WITHOUT_FILES}")
-        raise _missing("model", path, "")
+        raise _make_error("model", path, "")
     try:
         size, end = read_pieces(path)
     except (ValueError, OSError) as error:
@@ -161,7 +161,7 @@ def _sentencepiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
 def _huggingface(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     directory = Path(tokenizer.name)
     if _is_directory(directory):
-        return _from_directory(directory)
+        return _read_directory(directory)
     if tokenizer.name.startswith(LLAMA3_NAMES):
         return Vocabulary(LLAMA3_SIZE, LLAMA3_END_OF_TEXT, f"the known size of {tokenizer.name}")
     size = tokenizer.override_size
@@ -174,7 +174,7 @@ def _huggingface(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     )
 
 
-def _from_directory(directory: Path) -> Vocabulary:
+def _read_directory(directory: Path) -> Vocabulary:
     """Read what Hugging Face's ``save_pretrained`` writes: the size is the highest id's, added tokens too."""
     ids = _tokens(directory / "tokenizer.json")
     config = _json(directory / "tokenizer_config.json")
@@ -225,8 +225,8 @@ def _is_directory(path: Path) -> bool:
         return False
 
 
-def _missing(name: str, path: Path | None, way_out: str) -> UserError:
-    problem = "it is not set" if path is None else why_missing(path)
+def _make_error(name: str, path: Path | None, way_out: str) -> UserError:
+    problem = "it is not set" if path is None else explain_missing(path)
     return UserError(f"model.tokenizer.{name}={path}: {problem}{way_out}")
 
 

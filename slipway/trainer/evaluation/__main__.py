@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
 from slipway.common.sections import TrainedRun
-from slipway.trainer import errors, failures, logs, needless, requirements
+from slipway.trainer import errors, failures, logs, requirements, startup_cost
 from slipway.trainer.checkpoint.files import file_checksum
 from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.store import Checkpoint, split_rule
@@ -92,11 +92,11 @@ class _Run:
         return self.evaluation.checkpoints(self._has_result)
 
     def _has_result(self, checkpoint: Checkpoint) -> bool:
-        """Return whether all that is asked for was measured, under whatever conditions."""
+        """Return whether everything requested was measured, under any conditions."""
         is_complete = not self.evaluation.perplexity.enabled or self.results.has_perplexity(checkpoint)
-        return is_complete and not self.missing_tasks(checkpoint)
+        return is_complete and not self.list_missing_tasks(checkpoint)
 
-    def missing_tasks(self, checkpoint: Checkpoint) -> list[str]:
+    def list_missing_tasks(self, checkpoint: Checkpoint) -> list[str]:
         """Return the tasks that a checkpoint was not measured on under the same conditions."""
         options, step = self.evaluation.lm_eval, checkpoint.marker.step
         return [
@@ -115,14 +115,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m slipway.trainer.evaluation", description=__doc__.split("\n")[0]
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    run = verbs.add_parser("run", help="measure what the configuration names")
+    run = verbs.add_parser("run", help="measure the checkpoints that the configuration names")
     run.add_argument("--config-path", type=Path, required=True, help="directory of the configuration")
     run.add_argument("--config-name", required=True, help="its file name, with or without .yaml")
     return parser.parse_args(arguments)
 
 
 def _start_logging(world: World) -> None:
-    logs.quiet()
+    logs.silence_warnings()
     logs.LOGGER.setLevel(logging.INFO if world.is_main else logging.ERROR)
     logs.LOGGER.addHandler(logging.StreamHandler(sys.stdout))
 
@@ -131,14 +131,14 @@ def _run(run: _Run) -> None:
     evaluation = run.evaluation
     has_tasks = bool(evaluation.lm_eval.tasks) and run.world.is_main
     tasks: harness.Tasks | None = None
-    if has_tasks and any(run.missing_tasks(checkpoint) for checkpoint in run.checkpoints()):
-        # Before anything is computed: a task that is not there would be told of after hours.
+    if has_tasks and any(run.list_missing_tasks(checkpoint) for checkpoint in run.checkpoints()):
+        # Before anything is computed: a missing task would otherwise be reported after hours.
         tasks = harness.Tasks(evaluation.lm_eval)
     checkpoints = _measure_perplexity(run, evaluation.perplexity) if evaluation.perplexity.enabled else None
     if not has_tasks:
         return
     for checkpoint in run.checkpoints() if checkpoints is None else checkpoints:
-        missing = run.missing_tasks(checkpoint)
+        missing = run.list_missing_tasks(checkpoint)
         for task in evaluation.lm_eval.tasks:
             if task not in missing:
                 logs.LOGGER.info("step %d | %s: there already", checkpoint.marker.step, task)
@@ -157,8 +157,8 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
     settings = read_heldout_settings(run.flat, perplexity)
     layout = evaluation_layout(settings, run.world.size)
     prepare_environment(settings, os.environ)
-    # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
-    with needless.no_garbage():
+    # Importing torch and megatron-core takes seconds: report a mistake in the configuration before.
+    with startup_cost.pause_garbage_collection():
         from slipway.trainer import cpu_shim
         from slipway.trainer.distributed import broadcast_from_rank0, make_rank_context, process_group
 
@@ -170,7 +170,7 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
     with process_group(run.world, settings.accelerator, settings.timeouts) as device:
         rank_context = make_rank_context(run.world, layout, device, settings.timeouts)
         rule = broadcast_from_rank0(partial(split_rule, run.evaluation.source))
-        settings = settings.with_split_rule(rule)
+        settings = settings.set_split_rule(rule)
         checkpoints = broadcast_from_rank0(run.checkpoints)
         if not checkpoints:
             logs.LOGGER.info("nothing to do: each checkpoint in %s has a result", run.evaluation.source)
@@ -221,8 +221,6 @@ def _measure_all(
 
     Parameters
     ----------
-    evaluation
-        What measures.
     checkpoints
         The same on all ranks.
     skips_damaged
@@ -245,7 +243,7 @@ def _measure_all(
 
 
 def _conditions(settings: Settings, perplexity: Perplexity, windows: int) -> dict[str, Any]:
-    """Return what the held-out loss depends on besides the weights."""
+    """Return the settings, besides the weights, that determine the held-out loss."""
     blend = settings.data.heldout
     files = identity.identify(identity.input_files(blend.prefixes, {})) if blend else ()
     return {
@@ -266,7 +264,7 @@ def _conditions(settings: Settings, perplexity: Perplexity, windows: int) -> dic
 
 def _line(checkpoint: Checkpoint, values: dict[str, Any]) -> str:
     perplexity = values["perplexity"]
-    told = (
+    shown = (
         "not finite"
         if perplexity is None
         else f"{perplexity:.2f}"
@@ -274,12 +272,12 @@ def _line(checkpoint: Checkpoint, values: dict[str, Any]) -> str:
         else f"{perplexity:.2e}"
     )
     return (
-        f"step {checkpoint.marker.step} | held-out loss {values['loss']:.4f} | perplexity {told} | "
+        f"step {checkpoint.marker.step} | held-out loss {values['loss']:.4f} | perplexity {shown} | "
         f"{values['tokens']:,} tokens"
     )
 
 
-def _converted(run: _Run, checkpoint: Checkpoint) -> Path:
+def _convert_if_missing(run: _Run, checkpoint: Checkpoint) -> Path:
     """Return the model of a checkpoint in Hugging Face's format; it is converted if it is not there."""
     model = run.evaluation.model_directory(checkpoint.marker.step)
     record = model / "conversion.json"
@@ -299,14 +297,14 @@ def _converted(run: _Run, checkpoint: Checkpoint) -> Path:
             training=TrainedRun(run.results.training),
         )
         logs.LOGGER.info("converted: %s", convert_checkpoint(conversion, checkpoint).output)
-    elif _made_of(record) != file_checksum(checkpoint.path / MARKER):
+    elif _read_source_checksum(record) != file_checksum(checkpoint.path / MARKER):
         raise UserError(
             f"evaluation.converted={model}: it was converted from another checkpoint than {checkpoint.path}"
         )
     return model
 
 
-def _made_of(record: Path) -> str | None:
+def _read_source_checksum(record: Path) -> str | None:
     """Return the checksum of the checkpoint that a conversion was made of."""
     try:
         return str(json.loads(record.read_text(encoding="utf-8"))["made_of"]["checkpoint"])
@@ -315,9 +313,9 @@ def _made_of(record: Path) -> str | None:
 
 
 def _measure_tasks(run: _Run, tasks: harness.Tasks, missing: list[str], checkpoint: Checkpoint) -> None:
-    step, model = checkpoint.marker.step, _converted(run, checkpoint)
+    step, model = checkpoint.marker.step, _convert_if_missing(run, checkpoint)
     outcome = tasks.measure(model, missing)
-    for line in harness.lines(outcome.metrics):
+    for line in harness.format_metrics(outcome.metrics):
         logs.LOGGER.info("step %d | %s", step, line)
     path = run.results.add_lm_eval(
         checkpoint, outcome.metrics, outcome.provenance, packages(*harness.PACKAGES)

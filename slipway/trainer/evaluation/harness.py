@@ -34,11 +34,6 @@ class Outcome:
 class Tasks:
     """The tasks of a configuration, loaded once for all models that are measured.
 
-    Parameters
-    ----------
-    harness
-        The settings.
-
     Raises
     ------
     UserError
@@ -129,7 +124,7 @@ class Tasks:
 
 
 def conditions(harness: LmEval, task: str, model: Path) -> dict[str, Any]:
-    """Return what the metrics of a task depend on besides the weights."""
+    """Return the settings, besides the weights, that determine the metrics of a task."""
     found: dict[str, Any] = {
         "num_fewshot": harness.num_fewshot,
         "limit": harness.limit,
@@ -141,7 +136,7 @@ def conditions(harness: LmEval, task: str, model: Path) -> dict[str, Any]:
     return found
 
 
-def lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def format_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a line for each metric: ``task | metric value ± standard error``."""
     found = []
     for task, values in metrics.items():

@@ -16,25 +16,18 @@ def differences(marker: Marker, settings: Settings, perplexity: Perplexity) -> I
     """Yield the files and keys that differ; of data that `perplexity` names the tokenizer alone is compared.
 
     A checkpoint of an earlier version may say nothing of either.
-
-    Parameters
-    ----------
-    marker
-        The checkpoint's.
-    settings
-        The evaluation's.
-    perplexity
-        What was asked for.
     """
     trained_on, blend = identity.from_json(marker.data), settings.data.heldout
     is_own = perplexity.data_prefix is None
-    now = identity.of_data(settings.data, blend.prefixes if blend and is_own else ())
+    now = identity.identify_data(settings.data, blend.prefixes if blend and is_own else ())
     yield from map(str, identity.differences(trained_on, now))
     if not is_own:
         return
-    # The training's identity is without the data of a split `test` that has some of its own.
+    # The training's identity is without the data of a split `test` that has its own files.
     if trained_on and (perplexity.split != "test" or settings.data.splits is not None):
-        yield from (f"{name}: the training had no such data" for name in identity.renamed(trained_on, now)[1])
+        yield from (
+            f"{name}: the training had no such data" for name in identity.find_renamed(trained_on, now)[1]
+        )
     try:
         before = _windows(read_settings(perplexity.training_keys(marker.configuration)))
     except UserError:

@@ -16,7 +16,7 @@ from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.config.layout import Layout
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.data.vocabulary import Vocabulary
-from slipway.trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
+from slipway.trainer.distributed import RankContext, broadcast_from_rank0, run_on_all_ranks
 from slipway.trainer.errors import DivergedError
 from slipway.trainer.evaluation.other_data import differences
 from slipway.trainer.evaluation.spec import Perplexity
@@ -61,15 +61,11 @@ class HeldOutEvaluation:
     ----------
     settings
         Those of :func:`slipway.trainer.evaluation.spec.read_heldout_settings`.
-    rank_context
-        This process.
-    perplexity
-        What was asked for.
     """
 
     def __init__(self, settings: Settings, rank_context: RankContext, perplexity: Perplexity) -> None:
         self._settings, self._rank_context, self._perplexity = settings, rank_context, perplexity
-        self._vocabulary = on_all_ranks(lambda: vocabulary_of(settings))
+        self._vocabulary = run_on_all_ranks(lambda: vocabulary_of(settings))
         self._heldout = self._open(perplexity.split)
         self._model: Model | None = None
         self._padded = 0
@@ -117,7 +113,7 @@ class HeldOutEvaluation:
     def _open(self, split: str) -> HeldOut:
         settings, vocabulary = self._settings, self._vocabulary
         indices = broadcast_from_rank0(lambda: find_heldout(settings))
-        source = on_all_ranks(lambda: open_heldout_source(settings, vocabulary, indices, split))
+        source = run_on_all_ranks(lambda: open_heldout_source(settings, vocabulary, indices, split))
         builder = make_batch_builder(settings, self._rank_context, vocabulary)
         return choose_heldout(settings, self._rank_context, source, builder)
 

@@ -25,13 +25,6 @@ class Results:
 
     A measurement that is there with the same conditions is not repeated. One with others takes its place, and
     the file that had it goes to ``earlier/``.
-
-    Attributes
-    ----------
-    directory
-        Where the files are.
-    training
-        Name of the training.
     """
 
     directory: Path
@@ -64,7 +57,7 @@ class Results:
         versions: Mapping[str, str],
     ) -> Path:
         """Write a held-out loss, and the versions of libraries that it was measured with; return the file."""
-        content = self._read(checkpoint) or self._new(checkpoint)
+        content = self._read(checkpoint) or self._start_result(checkpoint)
         before, earlier = content["perplexity"], content["provenance"].get("perplexity", {})
         replaces = before is not None and (before != values or _differ(earlier, provenance))
         content["perplexity"] = dict(values)
@@ -84,10 +77,12 @@ class Results:
         Another request, such as a group, may have measured one of the tasks under its own conditions: it
         goes with all its metrics, and the earlier file keeps them.
         """
-        content = self._read(checkpoint) or self._new(checkpoint)
+        content = self._read(checkpoint) or self._start_result(checkpoint)
         before, requests = content["lm_eval"], content["provenance"].get("lm_eval", {})
-        kept = {name: item for name, item in requests.items() if metrics.keys().isdisjoint(_measured(item))}
-        names = {name for item in kept.values() for name in _measured(item)}
+        kept = {
+            name: item for name, item in requests.items() if metrics.keys().isdisjoint(_find_measured(item))
+        }
+        names = {name for item in kept.values() for name in _find_measured(item)}
         content["lm_eval"] = {**{name: found for name, found in before.items() if name in names}, **metrics}
         content["provenance"]["lm_eval"] = {**kept, **provenance}
         replaces = any(content["lm_eval"].get(name) != found for name, found in before.items()) or any(
@@ -96,7 +91,7 @@ class Results:
         content["versions"].update(versions)
         return self._write(checkpoint.marker.step, content, replaces)
 
-    def _new(self, checkpoint: Checkpoint) -> dict[str, Any]:
+    def _start_result(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return {
             "version": VERSION,
             "checkpoint": str(checkpoint.path.resolve()),
@@ -109,7 +104,7 @@ class Results:
         }
 
     def _read(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Return the result of a checkpoint; empty if there is none, or that of other weights."""
+        """Return the result of a checkpoint; empty if it is missing, or of other weights."""
         path = self.path(checkpoint.marker.step)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -141,7 +136,7 @@ class Results:
 
 
 def weights_digest(checkpoint: Checkpoint) -> str:
-    """Return what tells the weights of two checkpoints apart, from the checksums in the marker."""
+    """Return a digest that identifies the weights, from the checksums in the marker."""
     marker = checkpoint.marker
     return text_checksum(json.dumps([marker.training, marker.serial, marker.step, marker.checksums]))
 
@@ -150,7 +145,7 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return bool(one.get("conditions") != other.get("conditions"))
 
 
-def _measured(request: Mapping[str, Any]) -> list[str]:
+def _find_measured(request: Mapping[str, Any]) -> list[str]:
     """Return the names of the metrics that a request for a task or a group has."""
     return list(request.get("metrics", request["documents"]))
 

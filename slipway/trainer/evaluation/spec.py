@@ -32,11 +32,6 @@ class Perplexity(sections.Perplexity):
     def training_keys(self, flat: Mapping[str, Any]) -> dict[str, Any]:
         """Return the training's configuration, changed so that a session of it evaluates these data.
 
-        Parameters
-        ----------
-        flat
-            The training's dotted keys.
-
         Raises
         ------
         UserError
@@ -85,7 +80,7 @@ class Evaluation(sections.Evaluation):
 
     @property
     def follows(self) -> bool:
-        """Return whether all checkpoints without a result are measured, whatever `step` says."""
+        """Return whether all checkpoints without a result are measured, regardless of `step`."""
         return self.every is not None
 
     def model_directory(self, step: int) -> Path:
@@ -108,10 +103,10 @@ class Evaluation(sections.Evaluation):
         """
         single, wrong = store.open_checkpoint(self.source)
         if single is not None:
-            return self._of(self.source, [single], has_result)
+            return self._select(self.source, [single], has_result)
         if not self.source.is_dir():
             raise UserError(f"{_NODE}.source={self.source}: there is no such directory", "node")
-        found = store.complete(self.source)
+        found = store.list_complete(self.source)
         if not found and (self.source / MARKER).exists():
             raise UserError(f"{_NODE}.source={self.source}: the checkpoint is damaged: {wrong}")
         if not found and not self.follows:
@@ -119,9 +114,9 @@ class Evaluation(sections.Evaluation):
                 f"{_NODE}.source={self.source}: there is no complete checkpoint; expected the directory of "
                 "one, or of several, such as RUN/results/checkpoints"
             )
-        return self._of(self.source, found, has_result)
+        return self._select(self.source, found, has_result)
 
-    def _of(
+    def _select(
         self, source: Path, found: list[Checkpoint], has_result: Callable[[Checkpoint], bool]
     ) -> list[Checkpoint]:
         # The newest of a step, where a training went back and came by again.
@@ -144,7 +139,7 @@ def read_evaluation(node: Mapping[str, Any]) -> Evaluation:
     Raises
     ------
     UserError
-        Naming the key, its value and what is valid.
+        Naming the key, its value and the valid ones.
     """
     node = {name: value for name, value in node.items() if name != "run"}
     evaluation = sections.load(Evaluation, node, _NODE)
@@ -178,7 +173,7 @@ def read_heldout_settings(flat: Mapping[str, Any], perplexity: Perplexity) -> Se
 
 
 def evaluation_layout(settings: Settings, world: int) -> Layout:
-    """Divide `world` processes; batches are padded to what they take, so that any number fits.
+    """Divide `world` processes; batches are padded for them, so that any number fits.
 
     Raises
     ------

@@ -26,7 +26,7 @@ def vocabulary_of(settings: Settings) -> Vocabulary:
         If a file is missing or malformed.
     """
     vocabulary = read_vocabulary(settings.data.tokenizer, settings.data.kind == "mock")
-    return vocabulary.with_sentinels(settings.denoising.sentinels) if settings.denoising else vocabulary
+    return vocabulary.add_sentinels(settings.denoising.sentinels) if settings.denoising else vocabulary
 
 
 def make_batch_builder(settings: Settings, rank_context: RankContext, vocabulary: Vocabulary) -> BatchBuilder:
@@ -53,7 +53,7 @@ def document_resets(settings: Settings, rank_context: RankContext, vocabulary: V
     ``get_attention_mask_from_fusion``, True by default, leaves the mask away.
     """
     data = settings.data
-    attention, way_out = data.reset_attention, _without_masks(settings, rank_context)
+    attention, way_out = data.reset_attention, _suggest_masks(settings, rank_context)
     if attention and way_out:
         attention = False
         if rank_context.is_main:
@@ -68,7 +68,7 @@ def document_resets(settings: Settings, rank_context: RankContext, vocabulary: V
     return Resets(vocabulary.end_of_text, data.reset_positions, attention, same_kernel=draws)
 
 
-def _without_masks(settings: Settings, rank_context: RankContext) -> str | None:
+def _suggest_masks(settings: Settings, rank_context: RankContext) -> str | None:
     """Return what would have the attention take masks; None if it does."""
     if settings.parallel.context > 1:
         return "model.context_parallel_size=1"

@@ -20,7 +20,7 @@ DIRECTORY = "profile_logs"
 
 
 class Profiler:
-    """The profilers of this rank; phases are named in what they record.
+    """The profilers of this rank; their records name the phases.
 
     Nsight Systems sees ``cudaProfilerStart`` and ``cudaProfilerStop``, and NVTX ranges of the operations
     between them. torch.profiler leaves a Chrome trace, CUDA's allocator a snapshot with the history of
@@ -57,7 +57,7 @@ class Profiler:
         return any(end <= step for end, _ in self._active)
 
     def end_step(self, step: int) -> None:
-        """Stop the profilers that end with a step, counted from 0, and write what they recorded."""
+        """Stop the profilers that end with a step, counted from 0, and write their records."""
         for last, finish in [item for item in self._active if item[0] <= step]:
             self._active.remove((last, finish))
             finish()
@@ -65,7 +65,7 @@ class Profiler:
             self._phases.annotate = None
 
     def close(self) -> None:
-        """Stop what is still on, because the training ends before the last profiled step."""
+        """Stop the profilers that are still on, because the training ends before the last profiled step."""
         for last, _ in list(self._active):
             self.end_step(last)
 

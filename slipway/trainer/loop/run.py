@@ -78,28 +78,30 @@ def train(session: Session, stopping: Stopping, stop_after: int | None, lock: Lo
     reason = loop.run(stop_after)
     loop.phases.end()
     steps, seconds = loop.phases.take()
-    reporter.ranks(progress.step, steps, gather([*seconds, *memory_usage(session.rank_context.device)]))
+    reporter.report_ranks(
+        progress.step, steps, gather([*seconds, *memory_usage(session.rank_context.device)])
+    )
     reporter.end(progress.step, reason, is_stopped=reason in REASONS)
     return reason
 
 
 def _time_reductions(model: Model, phases: PhaseTimer) -> None:
     """Time what reduces gradients at the end of a backward pass, and gathers weights in the optimizer."""
-    model.config.finalize_model_grads_func = phases.timed(REDUCTION, model.config.finalize_model_grads_func)
+    model.config.finalize_model_grads_func = phases.measure(REDUCTION, model.config.finalize_model_grads_func)
     if not model.gathers_late:
         for chunk in model.chunks:
-            chunk.start_param_sync = phases.timed(REDUCTION, chunk.start_param_sync)
+            chunk.start_param_sync = phases.measure(REDUCTION, chunk.start_param_sync)
 
 
 class Loop:
     """The steps of a training, and the validations and saves between them.
 
-    All ranks validate, save and stop after the same step. What one rank alone knows (a signal reached it, its
+    All ranks validate, save and stop after the same step. The events of one rank (a signal reached it, its
     time is over, its part of a checkpoint is written) are its flags. A step reduces them over all ranks
     together with the loss, before the optimizer: they cost no collective, and come a step late. So
-    `Stopping.agree` takes over the flags of the step just taken, and `Stopping.known` says what they amount
-    to without waiting. Validations and saves wait for all ranks anyway: after one, `Stopping.agreed` asks the
-    ranks anew, so that what came meanwhile is answered at once, and the save just made is the last one.
+    `Stopping.agree` takes over the flags of the step just taken, and `Stopping.known` returns the result
+    without waiting. Validations and saves wait for all ranks anyway: after one, `Stopping.agree_now` asks the
+    ranks anew, so that a signal that came meanwhile is answered at once, and the save just made is the last.
     """
 
     def __init__(self, session: Session, stopping: Stopping, saver: Saver) -> None:
@@ -119,7 +121,7 @@ class Loop:
         """Take all steps, validate and save at the end; return why the training ended, as `train` does."""
         try:
             with contextlib.closing(self.feed):
-                with self.session.model.ungathered():
+                with self.session.model.use_ungathered():
                     flags = self.step()
                 shorten_timeouts(self._settings.timeouts)
                 while not (reason := self._finish_step(flags, stop_after)):
@@ -127,7 +129,7 @@ class Loop:
             # Not after a failure: a profiler that stops waits for the device, perhaps for a failed rank.
             self._profiler.close()
             heldout = self.session.heldout
-            if self._validated is None and heldout is not None and self._stopping.agreed() is None:
+            if self._validated is None and heldout is not None and self._stopping.agree_now() is None:
                 self._validate()
         except DivergedError:
             # All ranks diverge at once: the checkpoint of an earlier step that is being written is completed.
@@ -177,21 +179,21 @@ class Loop:
         progress.consumed_samples += batch
         seconds = self._clock.lap()
         waiting = (self.feed.waited - waited) / seconds
-        session.reporter.step(progress, Step(self.loss, lr, grad_norm, seconds, waiting, epoch, batch))
+        session.reporter.report_step(progress, Step(self.loss, lr, grad_norm, seconds, waiting, epoch, batch))
         if timed:
-            session.reporter.ranks(progress.step, timed, reduction.read_values())
+            session.reporter.report_ranks(progress.step, timed, reduction.read_values())
         return agreed
 
     def _finish_step(self, flags: list[bool], stop_after: int | None) -> str | None:
-        """Do what is due after a step that returned `flags`; return why the training ends here, or None."""
+        """Validate and save as due after a step that returned `flags`; return why training ends, or None."""
         settings, step = self._settings, self._progress.step
         if self._profiler.is_last(step - 1):
-            with self._clock.paused():
+            with self._clock.exclude():
                 self._profiler.end_step(step - 1)
         self._validated = None
         is_validated = self.session.heldout is not None and step % settings.val_interval == 0
         if is_validated:
-            with self._clock.paused():
+            with self._clock.exclude():
                 self._validate()
         if settings.gc_interval and step % settings.gc_interval == 0:
             gc.collect()
@@ -203,9 +205,9 @@ class Loop:
         self._stopping.agree(asked)
         is_saving = self._saver.is_due() or (self._saver.is_pending and not is_writing)
         if is_saving:
-            with self._clock.paused(), self.phases.phase(SAVE):
+            with self._clock.exclude(), self.phases.phase(SAVE):
                 self._saver.step(self.loss, self._validated)
-        return self._stopping.agreed() if is_saving or is_validated else self._stopping.known
+        return self._stopping.agree_now() if is_saving or is_validated else self._stopping.known
 
     def _validate(self) -> None:
         """Compute the loss on the held-out batches, unless a request to stop comes on the way."""
@@ -213,11 +215,11 @@ class Loop:
         assert session.heldout is not None
 
         def is_stopped() -> bool:
-            if reason := self._stopping.agreed():
+            if reason := self._stopping.agree_now():
                 LOGGER.warning("step %d | validation is abandoned: %s", step, reason)
             return bool(reason)
 
-        with self.phases.phase(VALIDATION), session.model.gathered():
+        with self.phases.phase(VALIDATION), session.model.gather_early():
             result = evaluate(
                 self._settings, session.rank_context, session.model, session.heldout, is_stopped
             )
@@ -225,7 +227,7 @@ class Loop:
                 return
             if not math.isfinite(result.mean):
                 raise DivergedError(f"the validation loss after step {step} is {result.mean}: stopping")
-            session.reporter.validation(step, result.mean, time.perf_counter() - began)
+            session.reporter.report_validation(step, result.mean, time.perf_counter() - began)
             self._validated = result.mean
 
 

@@ -14,13 +14,13 @@ from slipway.trainer.checkpoint.marker import Marker
 from slipway.trainer.checkpoint.strategies import SaveStrategy
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.data.identity import to_json
-from slipway.trainer.distributed import RankContext, on_all_ranks
+from slipway.trainer.distributed import RankContext, run_on_all_ranks
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.loop.session import Session
 
 
 @contextlib.contextmanager
-def sole_writer(settings: Settings, rank_context: RankContext) -> Iterator[Lock | None]:
+def lock_directory(settings: Settings, rank_context: RankContext) -> Iterator[Lock | None]:
     """Hold the lock of the directory of checkpoints on rank 0, if any is going to be written.
 
     Raises
@@ -29,7 +29,7 @@ def sole_writer(settings: Settings, rank_context: RankContext) -> Iterator[Lock 
         On every rank, if another training holds it.
     """
     saving, is_held = settings.saving, settings.saving.enabled and rank_context.is_main
-    lock = on_all_ranks(lambda: Lock(saving.directory, settings.output.log_dir) if is_held else None)
+    lock = run_on_all_ranks(lambda: Lock(saving.directory, settings.output.log_dir) if is_held else None)
     yield lock
     if lock:
         lock.release()
@@ -49,8 +49,8 @@ class Saver:
         self._pending: AsyncSave | None = None
         self._tidying: threading.Thread | None = None
         self._began, self._saved = 0.0, -1
-        # Only those of earlier launches, and only until this one has a checkpoint of its own.
-        self._leftovers = store.leftovers(self._saving.directory) if session.rank_context.is_main else []
+        # Only those of earlier launches, and only until this one has saved a checkpoint.
+        self._leftovers = store.list_leftovers(self._saving.directory) if session.rank_context.is_main else []
 
     def is_due(self) -> bool:
         """Return whether :meth:`step` saves after this step."""
@@ -81,7 +81,7 @@ class Saver:
             self.settle()
 
     def end(self, loss: float, validated: float | None) -> None:
-        """Save after the last step, unless :meth:`step` just did, and complete what was begun."""
+        """Save after the last step, unless :meth:`step` just did, and complete the pending save."""
         if self._saved != self._session.progress.step:
             self._save(loss, validated, background=False)
         self.settle()
@@ -103,12 +103,12 @@ class Saver:
         self._wait_until_tidy()
         self._check_lock()
         checkpoint = pending.finish()
-        self._session.reporter.checkpoint(
+        self._session.reporter.report_checkpoint(
             checkpoint.marker.step, checkpoint.path, time.perf_counter() - self._began
         )
         if self._session.rank_context.is_main:
-            # Beside the training: removing a large checkpoint takes long, and all ranks would wait for it. A
-            # daemon, so that it keeps no process from ending: what is not removed is hidden.
+            # In the background: removing a large checkpoint takes long, and all ranks would wait for it. A
+            # daemon keeps no process from ending; a checkpoint that is not yet removed is hidden.
             self._tidying = threading.Thread(
                 target=self._tidy, args=(checkpoint,), name="retention", daemon=True
             )
@@ -150,7 +150,7 @@ class Saver:
             self.settle()
 
     def _check_lock(self) -> None:
-        on_all_ranks(lambda: self._lock.check() if self._lock else None)
+        run_on_all_ranks(lambda: self._lock.check() if self._lock else None)
 
     def _counts(self) -> dict[str, int]:
         progress = self._session.progress

@@ -18,15 +18,9 @@ from slipway.trainer.data import identity, tokenized
 from slipway.trainer.data.heldout import unigram_entropy
 from slipway.trainer.data.order import SampleOrder
 from slipway.trainer.data.source import MockSource, Source
-from slipway.trainer.data.training_data import (
-    Indices,
-    find_indices,
-    make_order,
-    open_training,
-    window_length,
-)
+from slipway.trainer.data.training_data import Indices, find_indices, make_order, open_training, window_length
 from slipway.trainer.data.vocabulary import Vocabulary
-from slipway.trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
+from slipway.trainer.distributed import RankContext, broadcast_from_rank0, run_on_all_ranks
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.loop.batch_building import BatchBuilder, make_batch_builder, vocabulary_of
 from slipway.trainer.loop.validation import HeldOut, choose_heldout, open_heldout_source
@@ -61,7 +55,7 @@ class Session:
     shape: dict[str, Any]
     data_identity: identity.Identity
     progress: Progress = field(default_factory=Progress)
-    training_id: str = field(default_factory=store.unique)
+    training_id: str = field(default_factory=store.make_suffix)
     resumed_from: Path | None = None
 
     @property
@@ -78,10 +72,14 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
     UserError
         If files are missing or do not fit the configuration.
     """
-    settings = settings.with_split_rule(broadcast_from_rank0(partial(_split_rule, settings)))
-    vocabulary = on_all_ranks(lambda: vocabulary_of(settings))
-    indices = broadcast_from_rank0(lambda: _indices(settings))
-    training, heldout = on_all_ranks(lambda: _open_sources(settings, vocabulary, indices))
+    settings = settings.set_split_rule(broadcast_from_rank0(partial(_split_rule, settings)))
+    vocabulary = run_on_all_ranks(lambda: vocabulary_of(settings))
+    data = settings.data
+    # Rank 0 alone reads the index files; the others take its word and compare the sizes of the data.
+    indices: Indices = broadcast_from_rank0(
+        lambda: {} if data.kind == "mock" else find_indices(data, settings.val_batches > 0)
+    )
+    training, heldout = run_on_all_ranks(lambda: _open_sources(settings, vocabulary, indices))
     padded = padded_vocabulary(
         vocabulary.size, settings.architecture.vocab_divisor, rank_context.layout.tensor
     )
@@ -105,13 +103,13 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
         data_identity=broadcast_from_rank0(lambda: _data_identity(settings)),
     )
     _begin(session)
-    # After a checkpoint has told which files were exchanged.
+    # After the comparison with a checkpoint, which names the files that were exchanged.
     broadcast_from_rank0(lambda: tokenized.check(settings.data, indices))
     return session
 
 
 def report_heldout(session: Session) -> None:
-    """Tell the entropy of the held-out tokens; mock tokens have no meaning to compare with."""
+    """Report the entropy of the held-out tokens; mock tokens have no meaning to compare with."""
     if session.heldout is None or session.settings.data.kind == "mock" or not session.rank_context.is_main:
         return
     heldout = session.heldout
@@ -120,12 +118,7 @@ def report_heldout(session: Session) -> None:
         heldout.batches,
         session.vocabulary.size,
     )
-    session.reporter.heldout(tokens, entropy)
-
-
-def _indices(settings: Settings) -> Indices:
-    """Rank 0 alone reads the index files; the others take its word and compare the sizes of the data."""
-    return {} if settings.data.kind == "mock" else find_indices(settings.data, settings.val_batches > 0)
+    session.reporter.report_heldout(tokens, entropy)
 
 
 def _split_rule(settings: Settings) -> str:
@@ -136,7 +129,7 @@ def _split_rule(settings: Settings) -> str:
 
 def _data_identity(settings: Settings) -> identity.Identity:
     blends = filter(None, (settings.data.training, settings.data.heldout))
-    return identity.of_data(settings.data, [prefix for blend in blends for prefix in blend.prefixes])
+    return identity.identify_data(settings.data, [prefix for blend in blends for prefix in blend.prefixes])
 
 
 def _open_sources(
@@ -198,8 +191,8 @@ def _resume(session: Session) -> None:
 
 
 def _choose(session: Session) -> Choice | None:
-    """Return the checkpoint to start from, whose files are what they were when they were written."""
-    chooser = Chooser(session.settings.saving, session.settings.resume, session.reporter.damaged)
+    """Return the checkpoint to start from, whose files are verified."""
+    chooser = Chooser(session.settings.saving, session.settings.resume, session.reporter.report_damaged)
     while True:
         choice = broadcast_from_rank0(chooser.choose)
         wrong = reader.verify(choice.checkpoint, session.rank_context) if choice else None

@@ -22,9 +22,9 @@ from slipway.trainer.model.backends import (
 from slipway.trainer.model.transformer import fuses_loss, overlaps_p2p
 from slipway.trainer.optim.build import DISTRIBUTED_OPTIMIZERS, uses_distributed_optimizer
 from slipway.trainer.optim.schedule import remark
-from slipway.trainer.report.flops import unknown_peak
+from slipway.trainer.report.flops import note_unknown_peak
 from slipway.trainer.report.progress import count, number
-from slipway.trainer.requirements import outside_tried
+from slipway.trainer.requirements import list_untested
 
 
 def startup_report(session: Session) -> list[str]:
@@ -121,7 +121,7 @@ def _data(session: Session) -> list[str]:
     if session.heldout and isinstance(heldout, IndexedSource | BlendedSource):
         lines.append(
             f"held out: {heldout.tokens:,} tokens in {heldout.documents:,} documents, "
-            f"of which {session.heldout.windows:,} windows are evaluated"
+            f"{session.heldout.windows:,} windows are evaluated"
         )
     if session.settings.data.splits is None:
         lines.append("data sets are named for each split and taken whole, not by model.data.splits_string")
@@ -151,10 +151,10 @@ def _notes(session: Session) -> list[str]:
     shape, name = settings.architecture, settings.optimization.name
     notes = []
     if device.type == "cuda" and (
-        unknown := unknown_peak(torch.cuda.get_device_name(device), settings.operands)
+        unknown := note_unknown_peak(torch.cuda.get_device_name(device), settings.operands)
     ):
         notes.append(unknown)
-    notes += outside_tried()
+    notes += list_untested()
     if device.type == "cuda" and settings.parallel.overlap_tensor and not overlaps_tensor(settings, device):
         missing = "model.sequence_parallel=True" if not settings.parallel.sequence else "Transformer Engine"
         notes.append(f"warning: model.ub_tp_comm_overlap=True: nothing overlaps without {missing}")
@@ -191,8 +191,7 @@ def _notes(session: Session) -> list[str]:
         notes.append(f"note: resume.lr_scale={settings.resume.lr_scale:g}: it multiplies each learning rate")
     if settings.resume.data_generation:
         notes.append(
-            f"note: resume.data_generation={settings.resume.data_generation}: "
-            "the data have an order of their own"
+            f"note: resume.data_generation={settings.resume.data_generation}: the data have another order"
         )
     if session.resumed_from:
         notes.append(f"resuming from {session.resumed_from} at step {session.progress.step}")

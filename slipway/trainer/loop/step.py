@@ -18,11 +18,11 @@ from slipway.trainer.model.model import Model
 
 
 def train_losses(settings: Settings, model: Model, batches: Iterator[MicroBatch], micro_batches: int) -> Any:
-    """Accumulate the gradients of a global batch into the model; return what this rank knows of its loss.
+    """Accumulate the gradients of a global batch into the model; return this rank's part of its loss.
 
     Every unmasked token of the global batch weighs the same. Where micro batches have unequal numbers of them
     (``model.data.eod_mask_loss``), megatron-core divides the gradients by their number in the global batch.
-    Elsewhere the mean of the micro batches' means is the same, and is what NeMo computes.
+    Elsewhere the mean of the micro batches' means is the same, and NeMo computes that.
 
     Returns
     -------
@@ -41,26 +41,24 @@ def train_losses(settings: Settings, model: Model, batches: Iterator[MicroBatch]
 
 
 class StepReduction:
-    """The one reduction of a step over all ranks: its loss, and what ranks tell each other besides.
+    """The one reduction of a step over all ranks: its loss, the ranks' flags and numbers.
 
     It is launched between the backward pass and the optimizer, which waits for the norm of the gradient in
-    any case: after that the values are on the host, and nobody waits for the device again.
+    any case: after that the values are on the host, and need no second wait for the device.
 
     Parameters
     ----------
     loss
         What `train_losses` returned.
-    flags
-        What this rank tells the others.
     values
-        Numbers of this rank, as many on each, that all ranks get from all: a sum in which each rank has a
-        place of its own.
+        Numbers of this rank, as many on each, that all ranks get from all: a sum in which each rank has its
+        own place.
     """
 
     def __init__(self, loss: Any, flags: Sequence[bool] = (), values: Sequence[float] = ()) -> None:
         on_cuda = loss.device.type == "cuda"
         self._flags, self._width = len(flags), len(values)
-        local = [0.0, 0.0, *map(float, flags), *_placed(values)]
+        local = [0.0, 0.0, *map(float, flags), *_place(values)]
         contribution = torch.tensor(local, dtype=torch.float64, pin_memory=on_cuda)
         sums = contribution.to(loss.device, non_blocking=True)
         if _is_first_of_its_share():
@@ -87,13 +85,13 @@ class StepReduction:
 
 def gather(values: Sequence[float]) -> list[list[float]]:
     """Return the values of each rank; every rank calls this with as many."""
-    table = torch.tensor(_placed(values), dtype=torch.float64, device=torch.cuda.current_device())
+    table = torch.tensor(_place(values), dtype=torch.float64, device=torch.cuda.current_device())
     dist.all_reduce(table)
     rows: list[list[float]] = table.view(dist.get_world_size(), -1).tolist()
     return rows
 
 
-def _placed(values: Sequence[float]) -> list[float]:
+def _place(values: Sequence[float]) -> list[float]:
     """Return zeros for all ranks' values but this one's: the sum over the ranks is all of them."""
     places = [0.0] * (len(values) * dist.get_world_size())
     begin = len(values) * dist.get_rank()
@@ -113,7 +111,7 @@ def evaluate_losses(
     model.eval()
     with torch.no_grad():
         sums = _run(settings, model, batches, micro_batches, forward_only=True)
-    local = _from_last_stage(_sum(sums))
+    local = _broadcast_from_last_stage(_sum(sums))
     dist.all_reduce(local, group=parallel_state.get_data_parallel_group())
     return local
 
@@ -164,7 +162,7 @@ def _forward(batches: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
     return losses, reduce
 
 
-def _from_last_stage(value: Any) -> Any:
+def _broadcast_from_last_stage(value: Any) -> Any:
     """Return the last pipeline stage's value: it alone has seen the loss."""
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         dist.broadcast(

@@ -13,7 +13,7 @@ from slipway.trainer.distributed import RankContext
 from slipway.trainer.signals import STOP_SIGNALS, StopSignals
 
 MAX_TIME = "max_time"
-# In the order of their urgency: where ranks were asked different things, the last one is told.
+# In the order of their urgency: where the ranks' reasons differ, the last one is reported.
 REASONS = (MAX_TIME, *(number.name for number in STOP_SIGNALS))
 
 
@@ -24,10 +24,6 @@ class Stopping:
     ----------
     settings
         Its `max_seconds` count for each launch anew, from `started` on.
-    rank_context
-        This process.
-    signals
-        What this process was asked.
     started
         ``time.monotonic()`` when this process began.
     """
@@ -44,15 +40,15 @@ class Stopping:
 
     def begin(self) -> None:
         """From now on a signal is not answered by leaving at once; every rank is there when this returns."""
-        self._highest(0)
-        self._signals.training()
+        self._reduce_max(0)
+        self._signals.mark_training()
 
-    def agreed(self) -> str | None:
+    def agree_now(self) -> str | None:
         """Return why to stop, one of :data:`REASONS`, or None; every rank calls this and gets the same.
 
-        What was agreed upon once stays so, and costs nothing to ask again.
+        The first answer is final, and later calls cost nothing.
         """
-        self._agreed = self._agreed or self._highest(self._asked())
+        self._agreed = self._agreed or self._reduce_max(self._find_reason())
         return self.known
 
     @property
@@ -62,21 +58,21 @@ class Stopping:
 
     def flags(self) -> list[bool]:
         """Return for each of :data:`REASONS` whether this rank was asked to stop for it."""
-        asked = self._asked()
+        asked = self._find_reason()
         return [asked == number for number, _ in enumerate(REASONS, start=1)]
 
     def agree(self, flags: Sequence[bool]) -> None:
-        """Take over what the ranks were asked, each reason that any of them has; on all ranks alike."""
+        """Take over the reasons to stop that any rank has; `flags` are the same on all ranks."""
         highest = max((number for number, flag in enumerate(flags, start=1) if flag), default=0)
         self._agreed = self._agreed or highest
 
-    def _asked(self) -> int:
+    def _find_reason(self) -> int:
         if number := self._signals.requested():
             return 1 + REASONS.index(number.name)
         is_over = self._deadline is not None and time.monotonic() > self._deadline
         return 1 + REASONS.index(MAX_TIME) if is_over else 0
 
-    def _highest(self, value: int) -> int:
+    def _reduce_max(self, value: int) -> int:
         if self._alone:
             return value
         box = torch.tensor([value], dtype=torch.int32, device=self._device)

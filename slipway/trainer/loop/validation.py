@@ -9,7 +9,7 @@ from slipway.trainer.config.settings import Settings
 from slipway.trainer.data import tokenized
 from slipway.trainer.data.heldout import heldout_windows
 from slipway.trainer.data.order import rank_share
-from slipway.trainer.data.prefetch import moved
+from slipway.trainer.data.prefetch import move_to_device
 from slipway.trainer.data.seeds import HELDOUT
 from slipway.trainer.data.source import MockSource, Source
 from slipway.trainer.data.training_data import Indices, find_indices, open_heldout, window_length
@@ -108,12 +108,8 @@ def evaluate(
 
     Parameters
     ----------
-    settings, rank_context
-        The training's, and this process.
     model
         The model, whose weights are gathered.
-    heldout
-        What is evaluated.
     is_stopped
         Called before each batch, with the same answer on all ranks.
 
@@ -129,7 +125,7 @@ def evaluate(
         share = rank_share(0, len(windows), rank_context.data_rank, rank_context.layout.data)
         mine = [windows[index] for index in share]
         micro_batches = heldout.builder.batches(heldout.source, mine)
-        batches = (moved(batch, rank_context.device) for batch in micro_batches)
+        batches = (move_to_device(batch, rank_context.device) for batch in micro_batches)
         sums = evaluate_losses(settings, model, batches, len(mine) // settings.micro_batch)
         total, tokens = total + float(sums[0]), tokens + float(sums[1])
     return LossSum(total, round(tokens))

@@ -91,8 +91,8 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         key, value
             ``[t, b, g, d]``; n/g neighbouring heads of the query share a group.
         attention_mask
-            True where attention is forbidden, broadcastable to ``[b, n, s, t]``, or what `added_mask` makes
-            of it; None forbids nothing, or with a causal module what lies ahead.
+            True where attention is forbidden, broadcastable to ``[b, n, s, t]``, or the result
+            of `make_added_mask`; None forbids nothing, or with a causal module what lies ahead.
         attn_mask_type
             Unused, as in megatron-core: the module's own decides.
         attention_bias
@@ -113,13 +113,13 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
             if attention_mask is not None or attention_bias is not None:
                 raise ValueError("under context parallelism attention has neither a mask nor a bias")
             key, value = gather_tokens(key, self.contexts), gather_tokens(value, self.contexts)
-            mask = _ahead_of_rank(
+            mask = _mask_ahead_of_rank(
                 query.size(0), self.contexts.rank(), self.contexts.size(), query.device, query.dtype
             )
         elif self.causal and attention_mask is None and query.size(0) > 1:
             causal = attention_bias is None
-            mask = None if causal else _ahead(query.size(0), query.device)
-        mask = _with_bias(mask, attention_bias, query.dtype)
+            mask = None if causal else _mask_ahead(query.size(0), query.device)
+        mask = _add_bias(mask, attention_bias, query.dtype)
         if mask is not None and query.is_cuda:
             # With a mask, not all of PyTorch's kernels for GPUs take fewer heads of keys than of queries; the
             # one that is left holds the scores in memory.
@@ -182,13 +182,13 @@ class _BiasedSoftmax(torch.nn.Module):  # type: ignore[misc]
         return self.softmax(scores if self.bias is None else scores + self.bias, mask, offset)
 
 
-def _ahead(length: int, device: Any) -> Any:
+def _mask_ahead(length: int, device: Any) -> Any:
     """Return ``[length, length]``, True where a token would attend to a later one."""
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
 
-def added_mask(forbidden: Any, dtype: Any) -> Any:
-    """Return what is added to the scores: 0, and a low number where `forbidden` is True.
+def make_added_mask(forbidden: Any, dtype: Any) -> Any:
+    """Return the addend of the scores: 0, and a low number where `forbidden` is True.
 
     PyTorch makes such a mask of a boolean one in every call, and keeps it for the backward pass: made once,
     it is kept once for all layers. The number is finite, so that a row of padding, where all is forbidden,
@@ -199,19 +199,13 @@ def added_mask(forbidden: Any, dtype: Any) -> Any:
 
 
 def share_mask(block: Any) -> None:
-    """Have a stack of layers with `SdpaAttention` make its `added_mask` once, rather than in each layer.
-
-    Parameters
-    ----------
-    block
-        megatron-core's TransformerBlock.
-    """
+    """Have a stack of layers with `SdpaAttention` make its added mask once, rather than in each layer."""
 
     def convert(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         mask = kwargs.get("attention_mask")
         if mask is None:
             return args, kwargs
-        return args, {**kwargs, "attention_mask": added_mask(mask, block.config.params_dtype)}
+        return args, {**kwargs, "attention_mask": make_added_mask(mask, block.config.params_dtype)}
 
     block.register_forward_pre_hook(convert, with_kwargs=True)
 
@@ -221,12 +215,14 @@ def repeat_groups(x: Any, heads: int) -> Any:
     return x if x.size(2) == heads else x.repeat_interleave(heads // x.size(2), dim=2)
 
 
-def _with_bias(mask: Any, bias: Any, dtype: Any) -> Any:
-    """Return what is added to the scores for a boolean mask, an `added_mask`, or a bias; None for neither."""
+def _add_bias(mask: Any, bias: Any, dtype: Any) -> Any:
+    """Return the addend of the scores for a boolean mask, an added mask, or a bias; None for neither."""
     if mask is None:
         return None if bias is None else bias.to(dtype)
     if mask.dtype == torch.bool:
-        return added_mask(mask, dtype) if bias is None else bias.to(dtype).masked_fill(mask, _lowest(dtype))
+        return (
+            make_added_mask(mask, dtype) if bias is None else bias.to(dtype).masked_fill(mask, _lowest(dtype))
+        )
     return mask if bias is None else mask + bias.to(dtype)
 
 
@@ -237,7 +233,7 @@ def _lowest(dtype: Any) -> float:
 def gather_tokens(x: Any, group: Any) -> Any:
     """Return ``[t, ...]``, all tokens in their order, from this rank's ``[t / ranks, ...]``.
 
-    Context parallelism for an attention that has none: each rank gathers the keys and values of all, as in
+    Context parallelism for an attention without it: each rank gathers the keys and values of all, as in
     the training of Llama 3 (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2). The keys of grouped
     queries are few, and any mask is possible. A rank's tokens are two chunks of the sequence, one from either
     end, so that all ranks have as much causal attention to compute. The gradient is the sum of the ranks'.
@@ -250,9 +246,9 @@ def gather_tokens(x: Any, group: Any) -> Any:
 
 # All layers have the same, of training and of validation.
 @functools.lru_cache(maxsize=2)
-def _ahead_of_rank(length: int, rank: int, ranks: int, device: Any, dtype: Any) -> Any:
-    """Return the `added_mask`, ``[length, length * ranks]``, of what lies ahead of one rank's tokens."""
+def _mask_ahead_of_rank(length: int, rank: int, ranks: int, device: Any, dtype: Any) -> Any:
+    """Return the added mask, ``[length, length * ranks]``, of the tokens ahead of one rank's."""
     half = length // 2
     starts = (rank * half, (2 * ranks - 1 - rank) * half)
     own = torch.cat([torch.arange(start, start + half, device=device) for start in starts])
-    return added_mask(torch.arange(length * ranks, device=device) > own[:, None], dtype)
+    return make_added_mask(torch.arange(length * ranks, device=device) > own[:, None], dtype)

@@ -17,7 +17,7 @@ _KEY = "model.attention_backend"
 
 
 def attention_backend(shape: Architecture, config: TransformerConfig, device: Any) -> AttentionBackend:
-    """Choose for one stack of layers: what the key says, or else the fastest that can compute it.
+    """Choose for one stack of layers: the key's value, or else the fastest that can compute it.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def transformer_engine_problem() -> str | None:
     """Return why Transformer Engine cannot be used, by importing it as megatron-core does; None if it can."""
     try:
         importlib.import_module("transformer_engine.pytorch")
-    # Its libraries are loaded at import: besides ImportError there is whatever the loader raises.
+    # Its libraries are loaded at import: besides ImportError, the loader raises errors of any kind.
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     from megatron.core.extensions.transformer_engine import HAVE_TE
@@ -77,8 +77,8 @@ def has_apex_accumulation() -> bool:
 def fuse_accumulation(chunks: list[Any]) -> None:
     """Have Transformer Engine's layers add to the gradients of their weights as they multiply.
 
-    They do so without Apex. megatron-core asks them only together with its own layers, of which the head is
-    left, and those need Apex (tensor_parallel/layers.py).
+    They do so without Apex. megatron-core asks them only together with its own layers; only the head is
+    one of these, and they need Apex (tensor_parallel/layers.py).
     """
     for chunk in chunks:
         for module in chunk.modules():
@@ -132,5 +132,5 @@ def _obstacle(backend: AttentionBackend, config: TransformerConfig, device: Any)
 
 def _sdpa_is_faster_on_cpu(shape: Architecture, config: TransformerConfig) -> bool:
     # As measured, see the documentation. PyTorch has a fused kernel for CPUs without dropout and without the
-    # gradient of a bias; where it has none, it computes bf16 in 32 bits, and megatron-core is quicker.
+    # gradient of a bias; otherwise it computes bf16 in 32 bits, and megatron-core is quicker.
     return not config.bf16 or (shape.attention_dropout == 0 and shape.position != "relative")

@@ -82,14 +82,14 @@ def data_parallel_config(settings: Settings, device: Any) -> DistributedDataPara
 
 def _wrap(config: Any, chunk: Any, settings: Settings, rank_context: RankContext, number: int) -> Any:
     ddp = data_parallel_config(settings, rank_context.device)
-    # What the chunks after the first communicate is hidden behind the first one's computation anyway.
+    # The communication of the later chunks is hidden behind the first one's computation anyway.
     wrapped = DistributedDataParallel(config, ddp, chunk, disable_bucketing=number > 0)
     wrapped.broadcast_params()
     return wrapped
 
 
 def _set_communication(config: Any, chunks: list[Any], settings: Settings) -> None:
-    """Tell megatron-core's schedules when to reduce gradients, and when to gather weights.
+    """Configure when megatron-core's schedules reduce gradients and gather weights.
 
     As Megatron-LM 0.16.1 does (training.py, `train`): without `no_sync_func` each micro batch would reduce.
     """

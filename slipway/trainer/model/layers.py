@@ -14,15 +14,12 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
-from megatron.core.transformer.transformer_block import (
-    TransformerBlockSubmodules,
-    get_num_layers_to_build,
-)
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.model.backends import core_attention, uses_transformer_engine
-from slipway.trainer.model.seeding import seeded_layer
+from slipway.trainer.model.seeding import make_seeded_layer
 
 
 def stack_layers(
@@ -38,8 +35,8 @@ def stack_layers(
     Parameters
     ----------
     seed
-        What the layers' weights are drawn from; the parts of a T5 need seeds of their own, or their layers
-        would start alike.
+        The seed of the layers' weights; the parts of a T5 need different seeds, or their layers would
+        start alike.
     part
         Which stack it is: a GPT's, or a T5's encoder or decoder.
     virtual_stage
@@ -59,7 +56,7 @@ def stack_layers(
         engine = "transformer_engine_default" if with_engine else "local"
         spec = getattr(t5_spec, f"{part}_model_with_{engine}_spec")
     layer = copy.deepcopy(spec())
-    layer.module = seeded_layer(seed)
+    layer.module = make_seeded_layer(seed)
     parts, attention = layer.submodules, core_attention(shape, config, device)
     parts.self_attention.submodules.core_attention = attention
     if hasattr(parts.cross_attention, "submodules"):
@@ -88,8 +85,6 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
 
     Parameters
     ----------
-    config
-        megatron-core's TransformerConfig.
     hidden_size
         Size of the last dimension of the input, ``[..., hidden_size]``.
     eps
@@ -128,7 +123,7 @@ class ZeroCenteredLayerNorm(torch.nn.Module):  # type: ignore[misc]
 
 
 def _mark(module: Any, config: Any) -> None:
-    # Each rank sees its own tokens under sequence parallelism: megatron-core adds up the gradients of what is
-    # marked so.
+    # Each rank sees its own tokens under sequence parallelism: megatron-core adds up the gradients of
+    # parameters that are marked so.
     for parameter in module.parameters():
         parameter.sequence_parallel = config is not None and config.sequence_parallel

@@ -62,16 +62,16 @@ class Model:
         return any(chunk.use_forward_hook for chunk in self.chunks)
 
     def gather(self) -> None:
-        """Gather what the last step made of the weights now; every rank calls this."""
+        """Gather the weights that the last step updated; every rank calls this."""
         if self.gathers_late:
             for chunk in self.chunks:
                 chunk.start_param_sync(force_sync=True)
 
     @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
+    def gather_early(self) -> Iterator[None]:
         """Gather the weights now, and let forward passes inside use them as they are; every rank calls this.
 
-        Hooks that gather would have collectives of their own in a validation, which one rank may leave early.
+        Hooks that gather would add collectives to a validation, which one rank may leave early.
         """
         if not self.gathers_late:
             yield
@@ -83,7 +83,7 @@ class Model:
             chunk.enable_forward_pre_hook()
 
     @contextlib.contextmanager
-    def ungathered(self) -> Iterator[None]:
+    def use_ungathered(self) -> Iterator[None]:
         """Let the forward passes inside, those of the first step, use the weights as they are.
 
         As in Megatron-LM: weights that one rank restored wrongly are not spread to the others.

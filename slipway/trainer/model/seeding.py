@@ -20,14 +20,14 @@ def seed_weights(seed: int) -> None:
 
 
 def seed_training(seed: int) -> None:
-    """Draw from here on what a training draws: dropout, other on each pipeline stage.
+    """Seed the random numbers of a training: dropout, different on each pipeline stage.
 
     It must not depend on how many numbers the initial weights took.
     """
     _seed(seed + _STAGE * parallel_state.get_pipeline_model_parallel_rank())
 
 
-def seeded_layer(seed: int) -> type[TransformerLayer]:
+def make_seeded_layer(seed: int) -> type[TransformerLayer]:
     """Return a TransformerLayer whose weights are drawn from the seed and the layer's number in the model.
 
     So the stages of a pipeline, and their chunks, start as the model on one rank would: also the head that
@@ -53,7 +53,7 @@ def seeded_layer(seed: int) -> type[TransformerLayer]:
     return SeededLayer
 
 
-def after_layers(seed: int, count: int) -> int:
+def advance_seed(seed: int, count: int) -> int:
     """Return the seed of a stack of layers that comes after another of `count` layers: no two start alike."""
     return seed + _LAYER * count
 

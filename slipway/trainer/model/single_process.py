@@ -38,7 +38,7 @@ def settings_of(description: Description) -> Settings:
 
 
 @contextlib.contextmanager
-def single_process(settings: Settings) -> Iterator[Any]:
+def enter_single_process(settings: Settings) -> Iterator[Any]:
     """Enter a process group of this process, whose model has no other parts; yield its rank's context."""
     cpu_shim.install()
     import torch.distributed as dist

@@ -14,7 +14,7 @@ from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.distributed import RankContext
 from slipway.trainer.model.layers import stack_layers
-from slipway.trainer.model.seeding import after_layers
+from slipway.trainer.model.seeding import advance_seed
 from slipway.trainer.model.transformer import transformer_config
 
 
@@ -22,7 +22,7 @@ def t5_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) ->
     """Build a T5, which is all of it on every pipeline stage: there is but one.
 
     The stacks have one embedding, with the decoder's initialization and dropout. As megatron-core has it, a
-    tied output has a bias, but for ``model.tokens_head_bias=False``, and an untied one has none.
+    tied output has a bias, but for ``model.tokens_head_bias=False``, and an untied one does not.
 
     Returns
     -------
@@ -32,14 +32,14 @@ def t5_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) ->
     encoder, decoder = settings.encoder, settings.architecture
     assert encoder is not None
     first, second = (transformer_config(settings, shape, rank_context) for shape in (encoder, decoder))
-    device, seed = rank_context.device, after_layers(settings.seed, encoder.num_layers)
+    device, seed = rank_context.device, advance_seed(settings.seed, encoder.num_layers)
     model = T5Model(
         config=second,
         encoder_config=first,
-        transformer_encoder_layer_spec=_seeing_all(
+        transformer_encoder_layer_spec=_see_all(
             stack_layers(encoder, first, device, settings.seed, "encoder")
         ),
-        transformer_decoder_layer_spec=_seeing_all(stack_layers(decoder, second, device, seed, "decoder")),
+        transformer_decoder_layer_spec=_see_all(stack_layers(decoder, second, device, seed, "decoder")),
         vocab_size=vocabulary,
         max_sequence_length=decoder.max_positions,
         parallel_output=True,
@@ -77,7 +77,7 @@ def _rotary(shape: Architecture, config: TransformerConfig) -> RotaryEmbedding:
     )
 
 
-def _seeing_all(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
+def _see_all(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
     """Let attention see all of the encoder's tokens without a mask: none of them is padding here.
 
     megatron-core's specs have masks of padding, which Transformer Engine then insists on.

@@ -51,7 +51,7 @@ _FUNCTIONS: dict[str, Activation] = {
 def activation(shape: Architecture, device: Any) -> tuple[Activation, bool]:
     """Return the function, and whether megatron-core fuses it with the bias before it.
 
-    megatron-core recognises what it fuses by the function: for `torch.nn.functional.gelu`, which is the exact
+    megatron-core selects its fusion by the function: for `torch.nn.functional.gelu`, which is the exact
     GELU, it computes the tanh form. So that the key means one function, it is that form without fusion too.
     Nothing is fused on a CPU: the fused functions are not compiled there, and slower than PyTorch's own.
     """
@@ -114,7 +114,7 @@ def _recompute_options(shape: Architecture) -> dict[str, Any]:
 def fuses_loss(settings: Settings) -> bool:
     """Return whether megatron-core's fused loss computes the same as the plain loss.
 
-    Its gradient of the logits is bf16 whatever they are (fusions/fused_cross_entropy.py), and Megatron-LM
+    Its gradient of the logits is bf16 for any logits (fusions/fused_cross_entropy.py), and Megatron-LM
     excludes it from the deterministic mode.
     """
     return settings.precision == "bf16" and not settings.deterministic

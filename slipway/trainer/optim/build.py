@@ -71,8 +71,8 @@ class Optimizer:
 def _keep_padding(optimizer: DistributedOptimizer) -> None:
     """Have the states of several buckets saved with the padding between them.
 
-    megatron-core 0.16.1 leaves it out of what it gathers for ``fully_reshardable``, and then cuts the
-    parameters out at their places with the padding: those of the second bucket on are saved with others'
+    megatron-core 0.16.1 does not gather it for ``fully_reshardable``, and then cuts the parameters out
+    at their places with the padding: those of the second bucket on are saved with others'
     values, in silence (distrib_optimizer.py, `sharded_param_state_fully_reshardable`).
     """
     gather = optimizer.get_parameter_state_dp_zero
@@ -84,13 +84,13 @@ def _keep_padding(optimizer: DistributedOptimizer) -> None:
         for index, buffer in enumerate(optimizer.buffers):
             for tensors in state[index].values():
                 for key in ("param", "exp_avg", "exp_avg_sq"):
-                    tensors[key] = _padded(tensors[key], buffer)
+                    tensors[key] = _pad(tensors[key], buffer)
         return state
 
     optimizer.get_parameter_state_dp_zero = gather_padded
 
 
-def _padded(packed: Any, buffer: Any) -> Any:
+def _pad(packed: Any, buffer: Any) -> Any:
     """Return ``[numel]``, each bucket at its place in the buffer, from ``[numel_unpadded]``."""
     if len(buffer.buckets) == 1:
         return packed

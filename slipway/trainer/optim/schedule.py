@@ -46,7 +46,7 @@ def rate_change(flat: Mapping[str, Any], max_steps: object, step: int) -> tuple[
 
 
 def remark(settings: Optimization) -> str | None:
-    """Return what is worth a note: that warm-up and constant end leave no step to fall in."""
+    """Return a note if warm-up and constant end leave no step in which the learning rate falls."""
     warmup, constant, total = settings.warmup_steps, settings.constant_steps, settings.schedule_steps
     if warmup + constant < total:
         return None

@@ -55,16 +55,16 @@ def device_peak(device: str, precision: Literal["bf16", "fp32", "fp8"]) -> float
 
     With FP8 it is that of FP8, though attention and the head stay in bf16.
     """
-    # What a site says of its own GPUs (`cluster.gpu_types`) comes with the job.
+    # The job brings the site's description of its GPUs (`cluster.gpu_types`).
     return peak_flops(device, precision, json.loads(os.environ.get("SLIPWAY_GPUS", "[]")))
 
 
-def unknown_peak(device: str, precision: Literal["bf16", "fp32", "fp8"]) -> str | None:
+def note_unknown_peak(device: str, precision: Literal["bf16", "fp32", "fp8"]) -> str | None:
     """Return the note that a GPU's MFU is unknown; None if it is known."""
     if device_peak(device, precision) is not None:
         return None
     where = "slipway/arithmetic/gpus.json"
-    return f"note: {device}: its peak in {precision} is not known ({where}), so no MFU is told"
+    return f"note: {device}: its peak in {precision} is not known ({where}), so no MFU is reported"
 
 
 def _sizes(architecture: Architecture) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 FILE_NAME = "metrics.jsonl"
-# By itself, so that nobody has to look for it among a million steps.
+# A separate file: a report would be lost among a million steps.
 DAMAGED_FILE_NAME = "damaged_checkpoints.jsonl"
 
 

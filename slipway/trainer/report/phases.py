@@ -57,7 +57,7 @@ class PhaseTimer:
             self._stack.pop()
             self._marks.append((self._stack[-1], self._mark()))
 
-    def timed(self, name: str, function: Callable[..., T]) -> Callable[..., T]:
+    def measure(self, name: str, function: Callable[..., T]) -> Callable[..., T]:
         """Return a function whose calls count to a phase."""
 
         def call(*arguments: Any, **options: Any) -> T:

@@ -1,4 +1,4 @@
-"""The line per step that people read, and the time it tells."""
+"""The line per step that people read, and its times."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class StepClock:
         return seconds
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave out what runs inside, but not what the device still has to do of the step before."""
+    def exclude(self) -> Iterator[None]:
+        """Exclude the time of the block, but not the device's remaining work for the step before."""
         if self._synchronize:
             self._synchronize()
         began = time.perf_counter()

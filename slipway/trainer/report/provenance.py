@@ -1,4 +1,4 @@
-"""From which commit the trainer's code came, as far as that can be told, and which packages it ran with."""
+"""The commit that the trainer's code came from, if it is known, and the packages it ran with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 CODE = Path(__file__).resolve().parents[2]
 FILE_NAME = "git-info.log"
-# What the launcher writes beside code/, the copy of the trainer that a launch runs.
+# The launcher writes it next to code/, the copy of the trainer that a launch runs.
 _MANIFEST = "launcher.json"
 _PATIENCE = 30.0
 PACKAGES_NAME = "packages.json"
@@ -21,19 +21,19 @@ _PACKAGES = ("megatron-core", "transformer-engine", "flash-attn", "apex", "numpy
 
 def write_git_info(log_dir: Path, code: Path = CODE) -> None:
     """Write the commit of the trainer's code, and how it differed from it; nothing where that is unknown."""
-    text = _of_checkout(code) or _of_launch(code)
+    text = _read_checkout(code) or _read_launch(code)
     if text:
         (log_dir / FILE_NAME).write_text(text, encoding="utf-8")
 
 
 def write_packages(log_dir: Path) -> None:
-    """Write the versions of what this process runs with, as one object."""
+    """Write the versions of this process's packages, as one object."""
     (log_dir / PACKAGES_NAME).write_text(json.dumps(packages(), indent=2) + "\n", encoding="utf-8")
 
 
 def packages(*others: str) -> dict[str, str]:
-    """Return the versions of what this process runs with, and of other packages that are installed."""
-    # Imported late: that it is missing is told by those who look for it first.
+    """Return the versions of this process's packages, and of `others` that are installed."""
+    # Imported late: callers report a missing torch first.
     import torch
 
     # Unlike the metadata of a wheel from PyPI, torch itself names its build: 2.13.0+cu130.
@@ -57,7 +57,7 @@ def overridden_keys(directory: Path) -> set[str]:
         return set()
 
 
-def _of_checkout(code: Path) -> str | None:
+def _read_checkout(code: Path) -> str | None:
     # A copy may lie in a checkout, in its results/, without being a part of it.
     if not _git(code, "ls-files", "--", "."):
         return None
@@ -65,7 +65,7 @@ def _of_checkout(code: Path) -> str | None:
     return f"commit hash: {commit}\n{changes or ''}" if commit else None
 
 
-def _of_launch(code: Path) -> str | None:
+def _read_launch(code: Path) -> str | None:
     try:
         manifest: Any = json.loads((code.parents[1] / _MANIFEST).read_text(encoding="utf-8"))
         commit, changed = manifest.get("git_commit"), manifest.get("git_dirty")

@@ -12,16 +12,16 @@ import torch
 
 from slipway.trainer.checkpoint.state import Progress
 from slipway.trainer.config.settings import Settings
-from slipway.trainer.device import used_bytes
+from slipway.trainer.device import measure_used_bytes
 from slipway.trainer.distributed import RankContext
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.report.flops import device_peak, model_flops
-from slipway.trainer.report.memory import fullest
+from slipway.trainer.report.memory import find_fullest
 from slipway.trainer.report.metrics import DAMAGED_FILE_NAME, EventsFile, MetricsFile
 from slipway.trainer.report.phases import PHASES, compare
 from slipway.trainer.report.progress import step_line, time_left
 
-# Steps whose pace tells the time to the end.
+# Steps whose pace predicts the time to the end.
 _WINDOW = 20
 _SECONDS, _MEMORY = slice(len(PHASES)), slice(len(PHASES), None)
 
@@ -59,7 +59,7 @@ class Reporter:
     rank_context
         This process; on every rank but 0 all methods do nothing.
     vocabulary
-        Size of the padded vocabulary, of which the logits are.
+        Size of the padded vocabulary, which is that of the logits.
     """
 
     def __init__(self, settings: Settings, rank_context: RankContext, vocabulary: int) -> None:
@@ -79,7 +79,7 @@ class Reporter:
             self._events = EventsFile(settings.output.log_dir)
 
     def start(self, progress: Progress, parameters: int, resumed_from: Path | None) -> None:
-        """Tell that training starts."""
+        """Report that training starts."""
         layout = self._rank_context.layout
         self._write(
             "start",
@@ -100,15 +100,15 @@ class Reporter:
             resumed_from=str(resumed_from) if resumed_from else None,
         )
 
-    def damaged(self, path: Path, reason: str, moved_to: Path | None) -> None:
-        """Tell of a damaged checkpoint, where whoever looks at the run finds it at once."""
+    def report_damaged(self, path: Path, reason: str, moved_to: Path | None) -> None:
+        """Report a damaged checkpoint in a file that a reader of the run finds at once."""
         if self._metrics:
             with contextlib.closing(MetricsFile(self._settings.output.log_dir, DAMAGED_FILE_NAME)) as file:
                 place = str(moved_to) if moved_to else None
                 file.write("damaged", path=str(path), reason=reason, moved_to=place)
 
-    def heldout(self, tokens: int, entropy: float) -> None:
-        """Tell what validation will evaluate."""
+    def report_heldout(self, tokens: int, entropy: float) -> None:
+        """Report the data that validation will evaluate."""
         has_sentinels = self._settings.denoising is not None
         name = "targets, sentinels included" if has_sentinels else "tokens"
         LOGGER.info("held out: %s %s: unigram entropy %.4f nats per token", f"{tokens:,}", name, entropy)
@@ -120,14 +120,14 @@ class Reporter:
             has_sentinels=has_sentinels,
         )
 
-    def step(self, progress: Progress, step: Step) -> None:
-        """Tell a completed step."""
+    def report_step(self, progress: Progress, step: Step) -> None:
+        """Report a completed step."""
         settings = self._settings
         tokens = step.samples * settings.seq_length
         speed = tokens / step.seconds
         flops = self._flops * step.samples / step.seconds / self._rank_context.layout.world
         mfu = flops / self._peak if self._peak else None
-        memory = used_bytes(self._rank_context.device)
+        memory = measure_used_bytes(self._rank_context.device)
         self._recent.append(step.seconds)
         eta = time_left(settings.max_steps - progress.step, self._recent)
         LOGGER.info(
@@ -161,7 +161,7 @@ class Reporter:
             memory_bytes=memory,
         )
         if self._events and self.is_logged(progress.step):
-            # NeMo's names; those of what it does not log are ours.
+            # NeMo's names; ours for values that it does not log.
             scalars = {
                 "reduced_train_loss": step.loss,
                 "lr": step.lr,
@@ -177,27 +177,27 @@ class Reporter:
             }
             self._events.write(progress.step, scalars if mfu is None else {**scalars, "mfu": mfu})
 
-    def ranks(self, step: int, steps: range, values: Sequence[Sequence[float]]) -> None:
-        """Tell phases, in seconds per step, and memory, by rank ``[ranks][PHASES + FIELDS]``."""
+    def report_ranks(self, step: int, steps: range, values: Sequence[Sequence[float]]) -> None:
+        """Report phases, in seconds per step, and memory, by rank ``[ranks][PHASES + FIELDS]``."""
         seconds, memory = ([row[part] for row in values] for part in (_SECONDS, _MEMORY))
         self._write("phases", step=step, first_step=steps[0], last_step=steps[-1], phases=compare(seconds))
-        self._write("memory", step=step, **fullest(memory))
+        self._write("memory", step=step, **find_fullest(memory))
 
-    def validation(self, step: int, loss: float, seconds: float) -> None:
-        """Tell a validation loss."""
+    def report_validation(self, step: int, loss: float, seconds: float) -> None:
+        """Report a validation loss."""
         LOGGER.info("step %d | validation loss %.4f | %.1f s", step, loss, seconds)
         self._write("validation", step=step, val_loss=loss, seconds=seconds)
         if self._events:
             self._events.write(step, {"val_loss": loss, "validation_step_timing in s": seconds})
 
-    def checkpoint(self, step: int, path: Path, seconds: float) -> None:
-        """Tell a complete checkpoint."""
+    def report_checkpoint(self, step: int, path: Path, seconds: float) -> None:
+        """Report a complete checkpoint."""
         self._saved = path
         LOGGER.info("checkpoint %s | %.1f s", path, seconds)
         self._write("checkpoint", step=step, path=str(path), seconds=seconds)
 
     def end(self, step: int, reason: str, is_stopped: bool = False) -> None:
-        """Tell that training ends, and why; close the files.
+        """Report that training ends, and why; close the files.
 
         Parameters
         ----------

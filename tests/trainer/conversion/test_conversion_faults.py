@@ -201,7 +201,7 @@ def test_existing_output_is_reused_or_refused_and_never_changed(
 def test_output_that_another_process_writes_is_refused(source: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from slipway.trainer.conversion import outputs\n"
-        "with outputs.new_directory(Path(sys.argv[1]), {}, 1):\n"
+        "with outputs.create_directory(Path(sys.argv[1]), {}, 1):\n"
         "    print('writing', flush=True); sys.stdin.read()\n"
     )
     output = tmp_path / "out"
@@ -211,7 +211,7 @@ def test_output_that_another_process_writes_is_refused(source: Path, tmp_path: P
         assert process.stdout is not None
         assert process.stdout.readline() == "writing\n"
         busy_error = pytest.raises(UserError, match="another process is writing it")
-        with busy_error, outputs.new_directory(output, {}, 1):
+        with busy_error, outputs.create_directory(output, {}, 1):
             pass
         assert len(hidden(tmp_path)) == 2
     finally:
@@ -222,21 +222,21 @@ def test_output_that_another_process_writes_is_refused(source: Path, tmp_path: P
 
 def test_output_that_another_process_finishes_meanwhile_is_used(source: Path, tmp_path: Path) -> None:
     output, record = tmp_path / "out", {"step": 4}
-    with outputs.new_directory(output, record, 1) as unfinished:
+    with outputs.create_directory(output, record, 1) as unfinished:
         assert unfinished is not None
         (unfinished / "first").write_text("x")
     before = contents(output)
-    with outputs.new_directory(output, record, 1) as unfinished:
+    with outputs.create_directory(output, record, 1) as unfinished:
         assert unfinished is None
         # The lock is still held.
         assert hidden(tmp_path) == [".out.lock"]
     other_error = pytest.raises(UserError, match="the result of another conversion is there")
-    with other_error, outputs.new_directory(output, {"step": 2}, 1):
+    with other_error, outputs.create_directory(output, {"step": 2}, 1):
         pass
     assert contents(output) == before
     # A directory that no conversion wrote, and so without the lock.
     taken_error = pytest.raises(UserError, match=f"conversion.output={tmp_path}/new: Directory not empty")
-    with taken_error, outputs.new_directory(tmp_path / "new", record, 1):
+    with taken_error, outputs.create_directory(tmp_path / "new", record, 1):
         (tmp_path / "new").mkdir()
         (tmp_path / "new" / "notes.txt").write_text("mine")
     assert contents(tmp_path / "new") == {"notes.txt": b"mine"}
@@ -249,12 +249,12 @@ def test_file_that_cannot_be_read_is_named_and_not_the_output(tmp_path: Path) ->
     read_error = pytest.raises(
         UserError, match=f"^{file}/below: Not a directory; nothing was written to {output}$"
     )
-    with read_error, outputs.new_directory(output, {}, 1):
+    with read_error, outputs.create_directory(output, {}, 1):
         (file / "below").read_bytes()
     own_error = pytest.raises(
         UserError, match=f"^conversion.output={output}: Not a directory; nothing was written"
     )
-    with own_error, outputs.new_directory(output, {}, 1) as unfinished:
+    with own_error, outputs.create_directory(output, {}, 1) as unfinished:
         assert unfinished is not None
         (unfinished / "file").write_text("x")
         (unfinished / "file" / "below").write_text("x")

@@ -292,7 +292,7 @@ def test_damaged_weights_are_refused(
 def test_differences_are_named_by_their_keys(
     converted_models: ConvertedModels, case: str, changes: dict[str, Any], key: str
 ) -> None:
-    checkpoint = store.named(converted_models.root / case / "checkpoint")
+    checkpoint = store.open_named(converted_models.root / case / "checkpoint")
     description = description_from_json(checkpoint.marker.model, "x")
     with pytest.raises(UserError, match=key):
         compatible.check_shapes(
@@ -301,7 +301,7 @@ def test_differences_are_named_by_their_keys(
 
 
 def test_keys_that_change_the_computation_are_reported(converted_models: ConvertedModels) -> None:
-    checkpoint = store.named(converted_models.root / "llama3_1" / "checkpoint")
+    checkpoint = store.open_named(converted_models.root / "llama3_1" / "checkpoint")
     description = description_from_json(checkpoint.marker.model, "x")
     shape = description.decoder
     other = replace(shape, rotary_base=10000, norm_epsilon=1e-5, rope=replace(shape.rope, fusion=True))
@@ -314,7 +314,7 @@ def test_keys_that_change_the_computation_are_reported(converted_models: Convert
 def test_the_keys_of_an_imported_model_make_the_same_model(
     converted_models: ConvertedModels, case: str
 ) -> None:
-    checkpoint = store.named(converted_models.root / case / "checkpoint")
+    checkpoint = store.open_named(converted_models.root / case / "checkpoint")
     description = description_from_json(checkpoint.marker.model, "x")
     keys = {f"model.{key}": value for key, value in model_keys(description.decoder).items()}
     shape = read_architecture(Values({**keys, "model.encoder_seq_length": 16}))
@@ -324,7 +324,7 @@ def test_the_keys_of_an_imported_model_make_the_same_model(
 
 
 def test_a_gpt_does_not_start_from_a_t5(converted_models: ConvertedModels) -> None:
-    checkpoint = store.named(converted_models.root / "t5" / "checkpoint")
+    checkpoint = store.open_named(converted_models.root / "t5" / "checkpoint")
     description = description_from_json(checkpoint.marker.model, "x")
     with pytest.raises(UserError, match="is a T5, and the run a GPT"):
         compatible.check_shapes("it", checkpoint, replace(description, encoder=None))

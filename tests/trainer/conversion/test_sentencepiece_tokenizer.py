@@ -153,7 +153,7 @@ def test_control_pieces_in_a_text_are_text_where_no_piece_has_their_characters(
 def test_sentinels_of_a_t5_are_tokens_behind_the_models(tmp_path: Path) -> None:
     path = train(tmp_path, KINDS["t5"])
     model = model_of(path)
-    model = replace(model, vocabulary=model.vocabulary.with_sentinels(3))
+    model = replace(model, vocabulary=model.vocabulary.add_sentinels(3))
     tokenizer = write(tmp_path / "out", model)
     pieces = model.vocabulary.size - 3
     ids = tokenizer("the<extra_id_0> train<extra_id_2>", add_special_tokens=False)["input_ids"]
@@ -165,7 +165,7 @@ def test_sentinels_of_a_t5_are_tokens_behind_the_models(tmp_path: Path) -> None:
     [
         ({"model_type": "word"}, "model_type=word, which no tokenizer.json expresses"),
         ({**BPE, "user_defined_symbols": ["  "]}, r"'.*' is \[.*\], and \[.*\] in the training"),
-        ({**BPE, "normalization_rule_tsv": "rules.tsv"}, "normalization_rule_tsv of its own"),
+        ({**BPE, "normalization_rule_tsv": "rules.tsv"}, "user-defined normalization_rule_tsv"),
     ],
 )
 def test_what_cannot_be_expressed_is_refused(

@@ -124,7 +124,7 @@ def test_word_pieces_have_the_sentinels_of_a_t5_behind_them(tmp_path: Path) -> N
     path = tmp_path / "bert.txt"
     path.write_text("\n".join(tokens) + "\n")
     files = Tokenizer(name="BertWordPieceLowerCase", vocab_file=path)
-    words = read_vocabulary(files, mock=False).with_sentinels(3)
+    words = read_vocabulary(files, mock=False).add_sentinels(3)
     model = replace(description({}), tokenizer=files, vocabulary=words)
     (tmp_path / "model").mkdir()
     write_tokenizer(tmp_path / "model", model, None)

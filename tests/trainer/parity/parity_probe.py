@@ -13,10 +13,10 @@ import yaml
 from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import Settings, read_settings
-from slipway.trainer.logs import quiet
+from slipway.trainer.logs import silence_warnings
 from slipway.trainer.world import World
 
-quiet()
+silence_warnings()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402

@@ -1,6 +1,6 @@
 """The families of Hugging Face's models: each is a module, and a name in `FAMILIES`.
 
-What a model computes with and no file of Hugging Face's can say is refused by the key that says it.
+A model with a setting that Hugging Face's files cannot express is refused, naming the setting's key.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from slipway.common.errors import UserError, suggest
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.config.architecture import Architecture
-from slipway.trainer.conversion.config_options import CONFIG, stated, token_ids, whole
+from slipway.trainer.conversion.config_options import CONFIG, count, read_token_ids, stated
 from slipway.trainer.conversion.families.family import Family
 from slipway.trainer.conversion.families.gpt2 import GPT2
 from slipway.trainer.conversion.families.llama import LLAMA
@@ -35,7 +35,7 @@ def family_of(description: Description) -> Family:
     Raises
     ------
     UserError
-        Naming the key that the nearest family lacks, and what would have been valid.
+        Naming the key that the nearest family does not have, and the valid values.
     """
     return _nearest(description.decoder, description.encoder, description.imported.get("family"))
 
@@ -62,7 +62,7 @@ def check_trained(decoder: Architecture, encoder: Architecture | None) -> None:
 
 
 def rows_of(description: Description) -> Iterator[Row]:
-    """Yield the rows of a model; raise UserError naming the key that Hugging Face's models lack."""
+    """Yield the rows of a model; raise UserError naming the key that Hugging Face's models do not have."""
     yield from family_of(description).rows(description)
 
 
@@ -74,12 +74,12 @@ def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
     config
         The content of ``config.json``.
     has_head
-        Whether the head's weights are beside the embedding's.
+        Whether the head has weights in addition to the embedding's.
 
     Raises
     ------
     UserError
-        If it is of another family, or our models lack one of its options.
+        If it is of another family, or has an option that our models do not.
     """
     name = str(config.get("model_type"))
     if name not in FAMILIES:
@@ -87,7 +87,7 @@ def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
         raise UserError(f"{CONFIG}: model_type={name}: expected one of {valid}{suggest(name, FAMILIES)}")
     family = FAMILIES[name]
     decoder, encoder = family.read(stated(config, family.options), has_head)
-    size, ends = whole("vocab_size", config.get("vocab_size")), token_ids(config, "eos_token_id")
+    size, ends = count("vocab_size", config.get("vocab_size")), read_token_ids(config, "eos_token_id")
     padding = _token(config, "pad_token_id")
     start = _token(config, "decoder_start_token_id" if encoder else "bos_token_id")
     if encoder and start is None:
@@ -99,8 +99,8 @@ def description_of(config: Mapping[str, Any], has_head: bool) -> Description:
 
 
 def _token(config: Mapping[str, Any], key: str) -> int | None:
-    """Return the id of a token, if there is one; the first Llamas' padding is -1, which is none."""
-    return None if config.get(key) == -1 else next(iter(token_ids(config, key)), None)
+    """Return the id of a token, if there is one; the first Llamas' -1 means no padding."""
+    return None if config.get(key) == -1 else next(iter(read_token_ids(config, key)), None)
 
 
 def config_of(description: Description, dtype: str) -> dict[str, Any]:

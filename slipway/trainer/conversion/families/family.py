@@ -41,8 +41,6 @@ class Family:
         Those of the layers' weights.
     fields
         Fields of `Architecture` that all of its models have alike; a function computes one of the others.
-    options
-        The keys of ``config.json``.
     is_tied
         Whether the head is the embedding where ``config.json`` says nothing.
     is_encoder_decoder
@@ -82,7 +80,7 @@ class Family:
         Raises
         ------
         UserError
-            If our models lack one of its options.
+            If it has an option that our models do not.
         """
         fields = {name: value for name, value in self.fields.items() if not callable(value)}
         for option in self.options:
@@ -115,7 +113,7 @@ _NO_ROPE = Rope(interleaved=False, interpolation=None, scaling=None, fusion=Fals
 
 
 def _architecture(**fields: Any) -> Architecture:
-    """Return an architecture; what a file of Hugging Face's does not say is a training's affair."""
+    """Return an architecture; fields that Hugging Face's files do not have concern trainings alone."""
     heads = fields["num_attention_heads"]
     groups = heads / fields.get("num_query_groups", heads)
     if not float(groups).is_integer() or ("kv_channels" not in fields and fields["hidden_size"] % heads):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipway.trainer.conversion.config_options import FUNCTIONS, Option, flag, layers, number, whole
+from slipway.trainer.conversion.config_options import FUNCTIONS, Option, count, flag, layers, number
 from slipway.trainer.conversion.families.family import Family, hidden_by_heads
 from slipway.trainer.conversion.weight_map import StackNames
 
@@ -31,11 +31,11 @@ GPT2 = Family(
         "kv_channels": hidden_by_heads,
     },
     options=(
-        Option("n_positions", "max_positions", whole, 1024),
-        Option("n_embd", "hidden_size", whole, 768),
+        Option("n_positions", "max_positions", count, 1024),
+        Option("n_embd", "hidden_size", count, 768),
         Option("n_layer", "num_layers", layers, 12),
-        Option("n_head", "num_attention_heads", whole, 12),
-        Option("n_inner", "ffn_hidden_size", whole, lambda fields: 4 * fields["hidden_size"]),
+        Option("n_head", "num_attention_heads", count, 12),
+        Option("n_inner", "ffn_hidden_size", count, lambda fields: 4 * fields["hidden_size"]),
         Option(
             "activation_function", "activation", default="gelu_new", names=_ACTIVATIONS, unread="exact-gelu"
         ),

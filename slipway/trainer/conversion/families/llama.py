@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipway.trainer.conversion.config_options import GATED, Option, Rotary, flag, layers, number, whole
+from slipway.trainer.conversion.config_options import GATED, Option, Rotary, count, flag, layers, number
 from slipway.trainer.conversion.families.family import Family
 from slipway.trainer.conversion.weight_map import StackNames
 
@@ -21,18 +21,18 @@ NAMES = StackNames(
 )
 # The options of all families of Llama's shape; the second ones are of those with RMS norms.
 OPTIONS = (
-    Option("hidden_size", "hidden_size", whole),
-    Option("intermediate_size", "ffn_hidden_size", whole),
+    Option("hidden_size", "hidden_size", count),
+    Option("intermediate_size", "ffn_hidden_size", count),
     Option("num_hidden_layers", "num_layers", layers),
-    Option("num_attention_heads", "num_attention_heads", whole),
-    Option("num_key_value_heads", "num_query_groups", whole, lambda fields: fields["num_attention_heads"]),
+    Option("num_attention_heads", "num_attention_heads", count),
+    Option("num_key_value_heads", "num_query_groups", count, lambda of: of["num_attention_heads"]),
     Option("hidden_act", "activation", default="silu", names=GATED),
-    Option("max_position_embeddings", "max_positions", whole, 2048),
+    Option("max_position_embeddings", "max_positions", count, 2048),
     Option("initializer_range", "init_std", number, 0.02),
     Option("attention_dropout", "attention_dropout", number, 0.0),
 )
 RMS_OPTIONS = (
-    Option("head_dim", "kv_channels", whole, lambda of: of["hidden_size"] // of["num_attention_heads"]),
+    Option("head_dim", "kv_channels", count, lambda of: of["hidden_size"] // of["num_attention_heads"]),
     Option("rms_norm_eps", "norm_epsilon", number, 1e-6),
 )
 

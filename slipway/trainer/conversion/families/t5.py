@@ -11,7 +11,7 @@ from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.description import Description
 from slipway.trainer.config.architecture import Architecture, Relative
 from slipway.trainer.conversion import config_options
-from slipway.trainer.conversion.config_options import CONFIG, ConfigKey, Option, Values, number, whole
+from slipway.trainer.conversion.config_options import CONFIG, ConfigKey, Option, Values, count, number
 from slipway.trainer.conversion.families.family import KEYS, Family, Mismatch
 from slipway.trainer.conversion.weight_map import SAME, Row, StackNames, plain_row, stack_rows, words_row
 
@@ -31,7 +31,7 @@ class _Positions(ConfigKey):
     _DEFAULTS = (("relative_attention_num_buckets", 32), ("relative_attention_max_distance", 128))
 
     def read(self, config: Values, _fields: Values) -> dict[str, Any]:
-        return {"relative": Relative(*(whole(key, config.get(key, plain)) for key, plain in self._DEFAULTS))}
+        return {"relative": Relative(*(count(key, config.get(key, plain)) for key, plain in self._DEFAULTS))}
 
     def write(self, fields: Values) -> dict[str, Any]:
         keys = (key for key, _ in self._DEFAULTS)
@@ -89,7 +89,7 @@ class _T5(Family):
         if bool(scaled) == has_head:
             raise UserError(
                 f"{CONFIG}: scale_decoder_outputs={scaled} with "
-                f"{'a head of its own' if has_head else 'a tied head'}: expected the first T5's, or T5 1.1's"
+                f"{'an untied head' if has_head else 'a tied head'}: expected the first T5's, or T5 1.1's"
             )
         encoder, _ = super().read(config, has_head)
         default = {_DECODER_LAYERS.key: encoder.num_layers}
@@ -138,12 +138,12 @@ T5 = _T5(
         "num_query_groups": lambda fields: fields["num_attention_heads"],
     },
     options=(
-        Option("d_model", "hidden_size", whole),
-        Option("d_kv", "kv_channels", whole),
-        Option("d_ff", "ffn_hidden_size", whole),
+        Option("d_model", "hidden_size", count),
+        Option("d_kv", "kv_channels", count),
+        Option("d_ff", "ffn_hidden_size", count),
         Option("num_layers", "num_layers", config_options.layers, 6),
-        Option("num_heads", "num_attention_heads", whole),
-        Option("n_positions", "max_positions", whole, 512),
+        Option("num_heads", "num_attention_heads", count),
+        Option("n_positions", "max_positions", count, 512),
         _Positions(),
         *(Option("dropout_rate", field, number, 0.1) for field in ("attention_dropout", "hidden_dropout")),
         Option("layer_norm_epsilon", "norm_epsilon", number, 1e-6),

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from slipway.trainer.needless import no_garbage
+from slipway.trainer.startup_cost import pause_garbage_collection
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -15,7 +15,7 @@ def test_garbage_collection_is_on_afterwards_if_it_was_on_before(is_on: bool) ->
     try:
         if not is_on:
             gc.disable()
-        with no_garbage():
+        with pause_garbage_collection():
             assert not gc.isenabled()
         assert gc.isenabled() is is_on
     finally:

@@ -1,6 +1,6 @@
 """Needless work: imports of torch and TensorBoard that no training uses, garbage, and idle threads of gloo.
 
-None of it changes what a training computes.
+It does not change a training's results.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def no_garbage() -> Iterator[None]:
-    """Look for no garbage while modules are imported, in two thirds of the time: what they make stays."""
+def pause_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection during imports, whose objects stay: they take a third less time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
