@@ -110,7 +110,7 @@ def measure(directory: Path, layers: int, runs: int) -> int:
                 saving = dataclasses.replace(settings.saving, directory=target)
                 session.settings = dataclasses.replace(settings, saving=saving)
                 with checksums(name == WITH):
-                    save_cost = seconds_of(lambda: Saver(session).end(0.0, None))
+                    save_cost = seconds_of(lambda: Saver(session, None).end(0.0, None))
                     load_cost = seconds_of(lambda: load(session))
                 (checkpoint,) = store.list_complete(target)
                 size = sum(checkpoint.marker.files.values())
@@ -229,7 +229,7 @@ def measure_rank(directory: Path, layers: int, runs: int) -> None:
 
         def save() -> None:
             # The save runs beside the training, for which a rank copies its share of the state.
-            saver = Saver(session)
+            saver = Saver(session, None)
             saver._save(0.0, None, background=True)
             saver.settle()
 

@@ -145,7 +145,7 @@ def save_at(config: Path, positions: dict[str, int]) -> None:
             saving = dataclasses.replace(settings.saving, directory=Path(directory))
             session.settings = dataclasses.replace(settings, saving=saving)
             session.progress = Progress(step, step * BATCH)
-            Saver(session).end(0.0, None)
+            Saver(session, None).end(0.0, None)
 
 
 def environment() -> dict[str, str]:

@@ -265,7 +265,7 @@ def test_pending_job_is_cancelled_when_patience_ends(
     environment = plain_sandbox.environment()
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(nodes, "_CHOOSING_NODES", (*nodes._CHOOSING_NODES, "begin"))
+    monkeypatch.setattr(nodes, "CHOOSING_NODES", (*nodes.CHOOSING_NODES, "begin"))
     late = ["cluster=sandbox", "cluster.begin=now+1hour", "--nodes", "1"]
     assert main(["doctor", *late, "--patience", "1"]) == 3
     out = capsys.readouterr().out

@@ -60,8 +60,8 @@ def test_ten_imports_at_once_import_once(tiny_layout: Path, images: Path, tmp_pa
 _HOLDER = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from launcher.images.scratch import is_locked, lock_path, locked
-with locked(Path(sys.argv[1]), print) as lock:
+from launcher.images.scratch import is_locked, lock_image, lock_path
+with lock_image(Path(sys.argv[1]), print) as lock:
     child = subprocess.Popen(["sleep", "1000"], pass_fds=lock.descriptors, stdout=subprocess.DEVNULL)
     print(child.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

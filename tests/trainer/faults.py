@@ -155,7 +155,7 @@ def inject() -> None:
         from slipway.trainer.loop.saving import Saver
         from slipway.trainer.report.progress import StepClock
 
-        pause, settle, pauses = StepClock.paused, Saver.settle, []
+        pause, settle, pauses = StepClock.exclude, Saver.settle, []
 
         @contextmanager
         def paused(self: StepClock) -> Iterator[None]:
@@ -169,7 +169,7 @@ def inject() -> None:
                 print(f"settled, paused {bool(pauses)}", flush=True)
             settle(self)
 
-        StepClock.paused = paused  # type: ignore[method-assign]
+        StepClock.exclude = paused  # type: ignore[method-assign]
         Saver.settle = settle_and_report  # type: ignore[method-assign]
         return
     if kind == "plans":
