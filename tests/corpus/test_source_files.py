@@ -106,7 +106,7 @@ def test_limits_take_the_first_of_the_order(tmp_path: Path, books: Path, server:
         ("{books}/absent", {}, "inputs: {books}/absent: there is no such file or directory"),
         ("{books}/absent*", {}, "inputs: {books}/absent*: no file matches"),
         ("{books}", {"pattern": "*.rst"}, "no file in {books} matches pattern='*.rst'"),
-        ("{books}", {"pattern": "/a/*.txt"}, "pattern='/a/*.txt': expected a glob for names of files"),
+        ("{books}", {"pattern": "/a/*.txt"}, "pattern='/a/*.txt': expected a glob for file names"),
         ("{books}", {"pattern": "**.txt"}, "pattern='**.txt': expected a glob"),
         (
             "file:///etc/passwd",

@@ -278,7 +278,7 @@ _WAITING_DOCTOR = """\
 import sys
 from launcher.cli.app import main
 from launcher.doctor import nodes
-nodes._CHOOSING_NODES += ("begin",)
+nodes.CHOOSING_NODES += ("begin",)
 sys.exit(main(["doctor", "cluster=sandbox", "cluster.begin=now+1hour", "--nodes", "1"]))
 """
 

@@ -32,6 +32,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("SLIPWAY_RESULTS_DIR", str(results))
     monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.chdir(tmp_path)  # as `resume` goes to where the launch was made
     return results
 
 

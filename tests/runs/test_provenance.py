@@ -91,7 +91,7 @@ def test_too_large_diff_is_replaced_by_a_message(checkout: Path, monkeypatch: py
     (checkout / "code.py").write_text("".join(f"line {number}\n" for number in range(200_000)))
     state = checkout_of(checkout)
     assert state is not None and state.dirty is True and state.diff is not None
-    assert "the changes are not here" in state.diff
+    assert "the changes are missing" in state.diff
     assert len(state.diff) < 1000
 
 
