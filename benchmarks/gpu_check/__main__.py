@@ -1,4 +1,4 @@
-"""Check what the GPUs of this machine compute, by small trainings: ``python -m benchmarks.gpu_check``.
+"""Check the results of this machine's GPUs by small trainings: ``python -m benchmarks.gpu_check``.
 
 Small trainings run as in a job, a process a rank, and their numbers are compared: the device with the CPU,
 bf16 with fp32, each layout with one rank, a killed training with a whole one. The last check trains the model
@@ -81,12 +81,12 @@ def row_lines(row: Row, estimate: Mapping[str, Any]) -> list[str]:
 
 
 def verdict(rows: Sequence[Row], has_gpus: bool) -> str:
-    """Return the last line of the table: the counts, and what they mean."""
+    """Return the last line of the table: the counts and their meaning."""
     failed = [row.check for row in rows if row.state == "failed"]
     if failed:
         meaning = f"fix first: {', '.join(failed)}"
     elif has_gpus:
-        meaning = "the GPUs passed these checks: docs/gpu.md names what is not checked"
+        meaning = "the GPUs passed these checks: docs/gpu.md names the gaps"
     else:
         meaning = "no GPU was checked: these are the checks that a CPU can run"
     counts = (f"{sum(row.state == state for row in rows)} {state}" for state in get_args(State))
@@ -152,7 +152,7 @@ def _chosen(only: str | None) -> list[str]:
 
 
 def _model(overrides: Sequence[str]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Return the configuration to measure and its estimate; None in an interpreter that lacks Hydra."""
+    """Return the configuration to measure and its estimate; None in an interpreter without Hydra."""
     try:
         from benchmarks.gpu_check import model
         from launcher.errors import UserError as LaunchError

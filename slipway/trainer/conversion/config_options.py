@@ -6,6 +6,7 @@ programs read as well.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -65,16 +66,16 @@ def read_token_ids(config: Values, key: str) -> list[int]:
     return ids
 
 
-class ConfigKey:
+class ConfigKey(ABC):
     """A part of ``config.json``; `fields` are those of `Architecture`, by name."""
 
+    @abstractmethod
     def read(self, config: Values, fields: Values) -> dict[str, Any]:
         """Return fields of a configuration, which has no nulls; `fields` are those that were read before."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, fields: Values) -> dict[str, Any]:
         """Return the keys of a model."""
-        raise NotImplementedError
 
     def mismatch(self, _fields: Values) -> tuple[str, str] | None:
         """Return a field for which no value of the keys expresses a model, and words for valid values."""

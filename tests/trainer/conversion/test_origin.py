@@ -1,4 +1,4 @@
-"""What a model card says of the training that wrote a checkpoint."""
+"""The model card names the training that wrote the checkpoint."""
 
 from __future__ import annotations
 
