@@ -44,6 +44,13 @@ def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
         if len(refs) > 1:
             raise UserError(f"--launch {args.launch}: name one run; {len(refs)} are named")
         refs = [RunRef(ref.run_dir, args.launch) for ref in refs]
+    for ref in refs:
+        name, base = ref.run_dir.name, args.base_results_dir.absolute()
+        if name in args.runs and not ref.run_dir.is_relative_to(base):  # a directory seen earlier has it
+            here = display_path(args.base_results_dir)
+            print_message(
+                f"{escape(name)} is not in {escape(here)}: it is {escape(display_path(ref.run_dir))}"
+            )
     return sort_targets(named_statuses(refs))
 
 

@@ -14,6 +14,7 @@ from control_project import write_launch
 from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.jobs import acting
+from launcher.runs.known_trees import remember_trees
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, NoAnswer
 from launcher.slurm.states import Action, State
 from slipway.supervisor.dependent_stages import NAME, Stage, Stages, to_json
@@ -63,6 +64,19 @@ def test_waiting_jobs_are_cancelled_first_the_newest_before_the_others(
     scheduler.table["4"] = [PENDING]
     assert main(["cancel", "a", "b"]) == 0
     assert [job for _, job in scheduler.acts] == ["4", "3", "2", "1"]
+
+
+def test_a_run_of_a_directory_that_was_seen_earlier_is_named(
+    scheduler: FakeScheduler, capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPWAY_CACHE_DIR", str(tmp_path / "seen"))
+    write_launch("a", 1)
+    scheduler.table["1"] = [RUNNING]
+    remember_trees([tmp_path / "results"])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["cancel", "a"]) == 0
+    assert f"a is not in results: it is {tmp_path}/results/a" in capsys.readouterr().err
 
 
 def test_no_failure_stops_the_rest(scheduler: FakeScheduler, capsys: Capsys) -> None:
