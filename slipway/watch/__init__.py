@@ -1,1 +1,4 @@
-"""Watching a run, from its jobs and from the login node: detectors, alerts, and their delivery."""
+"""Detectors of what goes wrong in a run: pure functions over a bounded memory of its events and facts.
+
+They run in the supervisor of a job and on the login node: Python 3.6 and the standard library alone.
+"""

@@ -28,11 +28,11 @@ from slipway.common.files import (
     unix_time,
     write_once,
 )
+from slipway.watch.detectors import BLIND, FIRING, QUIET, Reading
 
 ALERTS = "alerts.jsonl"
 OUTBOX = "alerts"
 OPENED, REPEATED, RESOLVED = "opened", "repeated", "resolved"
-QUIET, FIRING, BLIND = "quiet", "firing", "blind"
 
 _EVENTS = (OPENED, REPEATED, RESOLVED)
 _DETECTOR = r"[a-z][a-z_]{0,40}"
@@ -46,31 +46,6 @@ _LONGEST_WHY = 400
 _REPEAT_SECONDS, _LONGEST_REPEAT = 3600.0, 86400.0
 # After that long the writer of a message's file is taken for dead, and its line is appended by another.
 _APPEND_SECONDS = 60.0
-
-
-class Reading(NamedTuple):
-    """What a detector says of a run now.
-
-    Attributes
-    ----------
-    detector
-        Its name.
-    state
-        `QUIET`, `FIRING`, or `BLIND`: it cannot see what it looks for.
-    why
-        The reason, a sentence without its full stop.
-    step, since
-        The step, and the Unix time, at which it began.
-    values
-        What it looked at, the newest last.
-    """
-
-    detector: str
-    state: str
-    why: str = ""
-    step: Optional[int] = None
-    since: Optional[float] = None
-    values: Tuple[float, ...] = ()
 
 
 class Origin(NamedTuple):
@@ -92,6 +67,8 @@ class Message(NamedTuple):
         `OPENED`, `REPEATED` or `RESOLVED`; and the how manieth message of the alert this is, from 1 on.
     time
         Unix time of the message.
+    reaction
+        What the job did about it besides telling people, when the alert was opened.
     """
 
     alert: str
@@ -104,6 +81,7 @@ class Message(NamedTuple):
     since: Optional[float] = None
     values: Tuple[float, ...] = ()
     origin: Origin = Origin()
+    reaction: Optional[str] = None
 
     @property
     def name(self) -> str:

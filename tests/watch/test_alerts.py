@@ -10,20 +10,17 @@ import pytest
 
 from slipway.watch.alerts import (
     ALERTS,
-    BLIND,
-    FIRING,
     OPENED,
     OUTBOX,
-    QUIET,
     REPEATED,
     RESOLVED,
     Origin,
-    Reading,
     group_by_alert,
     open_alerts,
     read_messages,
     record,
 )
+from slipway.watch.detectors import BLIND, FIRING, QUIET, Reading
 
 START = 1_764_000_000.0
 HOUR = 3600.0
@@ -63,8 +60,8 @@ def test_an_alert_is_opened_repeated_and_resolved(
 
 
 def test_the_detectors_of_a_run_have_alerts_of_their_own(tmp_path: Path) -> None:
-    record(tmp_path, [Reading("no_step", FIRING), Reading("disk", FIRING)], ORIGIN, START)
-    record(tmp_path, [Reading("no_step", QUIET), Reading("disk", FIRING)], ORIGIN, START + 60)
+    record(tmp_path, [Reading("no_step", FIRING, ""), Reading("disk", FIRING, "")], ORIGIN, START)
+    record(tmp_path, [Reading("no_step", QUIET, ""), Reading("disk", FIRING, "")], ORIGIN, START + 60)
     assert [alert.first.detector for alert in open_alerts(tmp_path)] == ["disk"]
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from aiosmtpd.controller import Controller
 
-from slipway.watch.alerts import FIRING, QUIET, Origin, Reading, read_messages, record
+from slipway.watch.alerts import Origin, read_messages, record
+from slipway.watch.detectors import FIRING, QUIET, Reading
 from slipway.watch.messages import Run
 from slipway.watch.outbox import FAILED, SENT, deliver_all, find_last_attempts
 from slipway.watch.routes import Mail, NotDelivered, Routes, Webhook, touch_url
@@ -148,7 +149,7 @@ def test_a_webhook_gets_the_body_that_its_service_takes(
 
 def test_the_end_of_an_alert_resolves_the_incident(run: Run, receiver: Receiver, tmp_path: Path) -> None:
     routes = Routes(webhook=Webhook(write_secret(tmp_path, "url", receiver.url), "pagerduty"))
-    for reading in (SPIKE, Reading("loss_spike", QUIET)):
+    for reading in (SPIKE, Reading("loss_spike", QUIET, "")):
         record(run.directory, [reading], ORIGIN)
         deliver_all(run, routes.names(), routes.deliver)
     assert [body["event_action"] for body in receiver.bodies] == ["trigger", "resolve"]
