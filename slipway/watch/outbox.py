@@ -24,7 +24,6 @@ from slipway.common.files import (
 )
 from slipway.watch.alerts import OUTBOX, Message, read_messages
 from slipway.watch.messages import Run
-from slipway.watch.routes import NotDelivered
 
 CLAIMED, SENT, FAILED = "claimed", "sent", "failed"
 
@@ -37,6 +36,10 @@ _CLAIM_BYTES = 1 << 12
 _ATTEMPT = re.compile(r"(.+\.[0-9]+)\.([a-z]+)\.([0-9]{1,6})\.json")
 
 Deliver = Callable[[str, Run, Message], None]
+
+
+class NotDelivered(Exception):
+    """A message did not arrive: why, without any secret."""
 
 
 class Result(NamedTuple):

@@ -8,79 +8,38 @@ import subprocess
 import urllib.error
 import urllib.request
 from email.message import EmailMessage
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Tuple
 
 from slipway.common.files import read_text
 from slipway.watch.alerts import Message
 from slipway.watch.messages import Run, compose_subject, compose_text, to_payload, to_webhook_body
+from slipway.watch.outbox import NotDelivered
+from slipway.watch.telling import COMMAND, MAIL, WEBHOOK, Mail, Tell, Webhook
 
-COMMAND, WEBHOOK, MAIL = "command", "webhook", "mail"
-WEBHOOK_STYLES = ("slack", "teams", "pagerduty", "generic")
 # A secret is a line: of a URL, a key or a password.
 _LONGEST_SECRET = 1 << 12
 _SMTP_PORT = 25
 
 
-class NotDelivered(Exception):
-    """A message did not arrive: why, without any secret."""
+def deliver(tell: Tell, route: str, run: Run, message: Message) -> None:
+    """Deliver a message on one route.
 
-
-class Mail(NamedTuple):
-    """The mail server, ``HOST`` or ``HOST:PORT``, and the addresses; the password is in a file."""
-
-    server: str
-    to: Tuple[str, ...]
-    sender: str
-    user: Optional[str] = None
-    password_file: Optional[str] = None
-
-
-class Webhook(NamedTuple):
-    """The service that takes a POST: the file with its URL, the form of its body, the file with a key."""
-
-    url_file: str
-    style: str = "generic"
-    key_file: Optional[str] = None
-
-
-class Routes(NamedTuple):
-    """All the ways to tell people of one run; ``None`` is a way that is not used.
-
-    Attributes
-    ----------
-    command
-        The program and its arguments, which reads the message as JSON.
-    timeout
-        Seconds that one delivery may take.
+    Raises
+    ------
+    NotDelivered
+        If it did not arrive, as far as is known.
     """
-
-    command: Tuple[str, ...] = ()
-    webhook: Optional[Webhook] = None
-    mail: Optional[Mail] = None
-    timeout: float = 10.0
-
-    def names(self) -> Tuple[str, ...]:
-        """Return the names of the routes that are used."""
-        used = ((COMMAND, self.command), (WEBHOOK, self.webhook), (MAIL, self.mail))
-        return tuple(name for name, route in used if route)
-
-    def deliver(self, name: str, run: Run, message: Message) -> None:
-        """Deliver a message on one route.
-
-        Raises
-        ------
-        NotDelivered
-            If it did not arrive, as far as is known.
-        """
-        try:
-            if name == COMMAND:
-                _call_command(self.command, to_payload(run, message), self.timeout)
-            elif name == WEBHOOK and self.webhook:
-                _post(self.webhook, run, message, self.timeout)
-            elif name == MAIL and self.mail:
-                _send_mail(self.mail, run, message, self.timeout)
-        except (OSError, ValueError, subprocess.SubprocessError, smtplib.SMTPException) as error:
-            raise NotDelivered(_say(error)) from None
+    try:
+        if route == COMMAND:
+            _call_command(tell.command, to_payload(run, message), tell.timeout)
+        elif route == WEBHOOK:
+            _post(tell.webhook, run, message, tell.timeout)
+        elif route == MAIL:
+            _send_mail(tell.mail, run, message, tell.timeout)
+        else:
+            raise ValueError(f"{route} is no way to tell people from here")
+    except (OSError, ValueError, subprocess.SubprocessError, smtplib.SMTPException) as error:
+        raise NotDelivered(_say(error)) from None
 
 
 def touch_url(url_file: str, timeout: float) -> None:
@@ -114,7 +73,7 @@ def _post(webhook: Webhook, run: Run, message: Message, timeout: float) -> None:
     key = _read_secret(webhook.key_file) if webhook.key_file else None
     body = json.dumps(to_webhook_body(webhook.style, run, message, key)).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "slipway"}
-    _open(urllib.request.Request(_read_secret(webhook.url_file), body, headers), timeout)
+    _open(urllib.request.Request(_read_secret(webhook.url_file or ""), body, headers), timeout)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -137,7 +96,7 @@ def _send_mail(mail: Mail, run: Run, message: Message, timeout: float) -> None:
     letter["Subject"] = compose_subject(run, message)
     letter["X-Slipway-Alert"] = message.name
     letter.set_content(compose_text(run, message))
-    host, _, port = mail.server.rpartition(":") if ":" in mail.server else (mail.server, "", "")
+    host, _, port = (mail.server or "").partition(":")
     with smtplib.SMTP(host, int(port or _SMTP_PORT), timeout=timeout) as server:
         if server.ehlo()[0] == 250 and server.has_extn("starttls"):
             server.starttls(context=ssl.create_default_context())

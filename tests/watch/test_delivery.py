@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from aiosmtpd.controller import Controller
 from slipway.watch.alerts import Origin, read_messages, record
 from slipway.watch.detectors import FIRING, QUIET, Reading
 from slipway.watch.messages import Run
-from slipway.watch.outbox import FAILED, SENT, deliver_all, find_last_attempts
-from slipway.watch.routes import Mail, NotDelivered, Routes, Webhook, touch_url
+from slipway.watch.outbox import FAILED, SENT, NotDelivered, deliver_all, find_last_attempts
+from slipway.watch.routes import deliver, touch_url
+from slipway.watch.telling import Mail, Tell, Webhook
 
 ORIGIN = Origin(2, 3, "17")
 SPIKE = Reading("loss_spike", FIRING, "the loss is 9.1, its median 3.2", 1200, 1e9, (3.2, 3.1, 9.1))
@@ -126,8 +128,8 @@ def test_a_webhook_gets_the_body_that_its_service_takes(
 ) -> None:
     record(run.directory, [SPIKE], ORIGIN)
     key = write_secret(tmp_path, "key", "R0UTING-KEY")
-    routes = Routes(webhook=Webhook(write_secret(tmp_path, "url", receiver.url), style, key))
-    [(message, route, result)] = deliver_all(run, routes.names(), routes.deliver)
+    tell = Tell(webhook=Webhook(write_secret(tmp_path, "url", receiver.url), style, key))
+    [(message, route, result)] = deliver_all(run, tell.routes(), partial(deliver, tell))
     assert (message.alert, route, result.state) == ("loss_spike-1", "webhook", SENT)
     [body] = receiver.bodies
     text = json.dumps(body, ensure_ascii=False)
@@ -148,10 +150,10 @@ def test_a_webhook_gets_the_body_that_its_service_takes(
 
 
 def test_the_end_of_an_alert_resolves_the_incident(run: Run, receiver: Receiver, tmp_path: Path) -> None:
-    routes = Routes(webhook=Webhook(write_secret(tmp_path, "url", receiver.url), "pagerduty"))
+    tell = Tell(webhook=Webhook(write_secret(tmp_path, "url", receiver.url), "pagerduty"))
     for reading in (SPIKE, Reading("loss_spike", QUIET, "")):
         record(run.directory, [reading], ORIGIN)
-        deliver_all(run, routes.names(), routes.deliver)
+        deliver_all(run, tell.routes(), partial(deliver, tell))
     assert [body["event_action"] for body in receiver.bodies] == ["trigger", "resolve"]
     assert len({body["dedup_key"] for body in receiver.bodies}) == 1
 
@@ -161,8 +163,10 @@ def test_a_command_reads_the_message_and_needs_no_shell(run: Run, tmp_path: Path
     program = tmp_path / "notify me.sh"
     program.write_text(f'#!/bin/bash\ncat >"{tmp_path}/got.json"\nprintf %s "$1" >"{tmp_path}/argument"\n')
     program.chmod(0o755)
-    routes = Routes(command=(str(program), "$(touch x); `y`"))
-    assert [result.state for _, _, result in deliver_all(run, routes.names(), routes.deliver)] == [SENT]
+    tell = Tell(command=(str(program), "$(touch x); `y`"))
+    assert [result.state for _, _, result in deliver_all(run, tell.routes(), partial(deliver, tell))] == [
+        SENT
+    ]
     content = json.loads((tmp_path / "got.json").read_text())
     assert content["run"] == "gpt3_126m"
     assert (content["launch"], content["link"], content["job"], content["step"]) == (2, 3, "17", 1200)
@@ -173,8 +177,10 @@ def test_a_letter_has_the_run_the_values_and_the_command(run: Run) -> None:
     record(run.directory, [SPIKE], ORIGIN)
     letters = Letters()
     with mail_server(letters) as server:
-        routes = Routes(mail=Mail(server, ("a@x.org", "b@x.org"), "slipway@x.org"))
-        assert [result.state for _, _, result in deliver_all(run, routes.names(), routes.deliver)] == [SENT]
+        tell = Tell(mail=Mail(server, ("a@x.org", "b@x.org"), "slipway@x.org"))
+        assert [result.state for _, _, result in deliver_all(run, tell.routes(), partial(deliver, tell))] == [
+            SENT
+        ]
     [content] = letters.contents
     assert "Subject: [slipway] gpt3_126m: the loss is 9.1, its median 3.2" in content
     assert "To: a@x.org, b@x.org" in content
@@ -188,19 +194,19 @@ def test_what_a_receiver_did_not_take_is_delivered_later(
     receiver.code = {"hangs": None, "refuses": 403, "fails": 500, "redirects": 302}.get(how, 200)
     receiver.location = "http://127.0.0.1:9/elsewhere" if how == "redirects" else ""
     url = f"http://127.0.0.1:{_free_port()}/SECRET-PATH" if how == "is gone" else receiver.url
-    routes = Routes(webhook=Webhook(write_secret(tmp_path, "url", url), "slack"), timeout=0.5)
+    tell = Tell(webhook=Webhook(write_secret(tmp_path, "url", url), "slack"), timeout=0.5)
     began = time.monotonic()
-    [(_, _, result)] = deliver_all(run, routes.names(), routes.deliver)
+    [(_, _, result)] = deliver_all(run, tell.routes(), partial(deliver, tell))
     assert result.state == FAILED
     assert time.monotonic() - began < 10
-    assert deliver_all(run, routes.names(), routes.deliver) == []  # not at once again
+    assert deliver_all(run, tell.routes(), partial(deliver, tell)) == []  # not at once again
     receiver.code = 200
     write_secret(tmp_path, "url", receiver.url)
     later = time.time() + 60
-    [(_, _, result)] = deliver_all(run, routes.names(), routes.deliver, now=lambda: later)
+    [(_, _, result)] = deliver_all(run, tell.routes(), partial(deliver, tell), now=lambda: later)
     assert (result.state, result.attempt) == (SENT, 2)
     assert len(receiver.bodies) == 1
-    assert deliver_all(run, routes.names(), routes.deliver, now=lambda: later + 9999) == []
+    assert deliver_all(run, tell.routes(), partial(deliver, tell), now=lambda: later + 9999) == []
 
 
 @pytest.mark.parametrize("answer", ["550 no such person", "421 come back later"])
@@ -208,12 +214,12 @@ def test_a_refused_letter_is_sent_later(answer: str, run: Run) -> None:
     record(run.directory, [SPIKE], ORIGIN)
     letters = Letters(answer)
     with mail_server(letters) as server:
-        routes = Routes(mail=Mail(server, ("a@x.org",), "slipway@x.org"))
-        [(_, _, result)] = deliver_all(run, routes.names(), routes.deliver)
+        tell = Tell(mail=Mail(server, ("a@x.org",), "slipway@x.org"))
+        [(_, _, result)] = deliver_all(run, tell.routes(), partial(deliver, tell))
         assert (result.state, result.why) == (FAILED, f"SMTP {answer[:3]}")
         letters.answer = "250 OK"
         later = time.time() + 60
-        deliver_all(run, routes.names(), routes.deliver, now=lambda: later)
+        deliver_all(run, tell.routes(), partial(deliver, tell), now=lambda: later)
     assert len(letters.contents) == 1
 
 
@@ -233,9 +239,9 @@ def test_a_claim_of_a_process_that_died_becomes_void(run: Run) -> None:
 
 
 def _deliver_again_and_again(run: Run, url_file: str, until: float) -> None:
-    routes = Routes(webhook=Webhook(url_file))
+    tell = Tell(webhook=Webhook(url_file))
     while time.time() < until:
-        deliver_all(run, routes.names(), routes.deliver)
+        deliver_all(run, tell.routes(), partial(deliver, tell))
         if len(find_last_attempts(run.directory)) == 100:
             return
 
@@ -268,9 +274,9 @@ def test_no_secret_is_in_the_run(run: Run, receiver: Receiver, tmp_path: Path) -
     receiver.code = 500
     with mail_server(Letters()) as server:  # which knows no password
         mail = Mail(server, ("a@x.org",), "slipway@x.org", "me", files["password"])
-        routes = Routes(webhook=Webhook(files["url"], "pagerduty", files["key"]), mail=mail, timeout=1.0)
+        tell = Tell(webhook=Webhook(files["url"], "pagerduty", files["key"]), mail=mail, timeout=1.0)
         record(run.directory, [SPIKE], ORIGIN)
-        states = [result.state for _, _, result in deliver_all(run, routes.names(), routes.deliver)]
+        states = [result.state for _, _, result in deliver_all(run, tell.routes(), partial(deliver, tell))]
     assert states == [FAILED, FAILED]
     for path in Path(run.directory).rglob("*"):
         content = path.read_text() if path.is_file() else ""
