@@ -15,7 +15,7 @@ import json
 import os
 import re
 import time
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slipway.common.backoff import double_wait
 from slipway.common.files import (
@@ -44,6 +44,8 @@ _MOST_VALUES = 60
 _LONGEST_WHY = 400
 # Seconds after the opening until it is repeated, which double, and at most.
 _REPEAT_SECONDS, _LONGEST_REPEAT = 3600.0, 86400.0
+# Of a launch: a detector that is wrong again and again must not stop it for ever.
+MOST_REACTIONS = 3
 # After that long the writer of a message's file is taken for dead, and its line is appended by another.
 _APPEND_SECONDS = 60.0
 
@@ -132,18 +134,35 @@ def open_alerts(run_dir: AnyPath) -> List[Alert]:
     return [alert for alert in group_by_alert(read_messages(run_dir)) if alert.is_open]
 
 
-def judge(alerts: Iterable[Alert], readings: Iterable[Reading], now: float, origin: Origin) -> List[Message]:
+def judge(
+    alerts: Sequence[Alert],
+    readings: Iterable[Reading],
+    now: float,
+    origin: Origin,
+    reactions: Mapping[str, str],
+) -> List[Message]:
     """Return the messages that readings make necessary.
 
     A detector that is blind leaves its alert open.
+
+    Parameters
+    ----------
+    reactions
+        By the detectors' names what the job does when an alert is opened, up to `MOST_REACTIONS` times.
     """
     newest = {alert.first.detector: alert for alert in alerts}
+    left = MOST_REACTIONS - sum(
+        alert.first.reaction is not None and alert.first.origin.launch == origin.launch for alert in alerts
+    )
     messages = []
     for reading in readings:
         alert = newest.get(reading.detector)
         if reading.state == FIRING and not (alert and alert.is_open):
             count = int(alert.first.alert.rpartition("-")[2]) if alert else 0
-            messages.append(_message(f"{reading.detector}-{count + 1}", OPENED, 1, now, reading, origin))
+            name = f"{reading.detector}-{count + 1}"
+            reaction = reactions.get(reading.detector) if left > 0 else None
+            left -= reaction is not None
+            messages.append(_message(name, OPENED, 1, now, reading, origin)._replace(reaction=reaction))
         elif alert and alert.is_open and reading.state != BLIND:
             number = alert.newest.number
             wait = double_wait(number - 1, _REPEAT_SECONDS, _LONGEST_REPEAT)
@@ -156,7 +175,11 @@ def judge(alerts: Iterable[Alert], readings: Iterable[Reading], now: float, orig
 
 
 def record(
-    run_dir: AnyPath, readings: Sequence[Reading], origin: Origin, now: Optional[float] = None
+    run_dir: AnyPath,
+    readings: Sequence[Reading],
+    origin: Origin,
+    reactions: Mapping[str, str],
+    now: Optional[float] = None,
 ) -> List[Message]:
     """Judge the readings of a run, and append the messages that nobody else has; return them.
 
@@ -167,7 +190,8 @@ def record(
     """
     now = time.time() if now is None else now
     alerts = group_by_alert(read_messages(run_dir))
-    return [message for message in judge(alerts, readings, now, origin) if _append(run_dir, message, now)]
+    messages = judge(alerts, readings, now, origin, reactions)
+    return [message for message in messages if _append(run_dir, message, now)]
 
 
 def _append(run_dir: AnyPath, message: Message, now: float) -> bool:
@@ -220,7 +244,9 @@ def _parse(line: bytes) -> Optional[Message]:
     values = content.get("values")
     numbers = tuple(map(_number, values[-_MOST_VALUES:])) if isinstance(values, list) else ()
     why = to_printable(why)[:_LONGEST_WHY]
-    return Message(alert, event, number, moment, detector, why, step, since, numbers, origin)
+    reaction = content.get("reaction")
+    reaction = reaction if isinstance(reaction, str) and re.fullmatch("[a-z]{1,20}", reaction) else None
+    return Message(alert, event, number, moment, detector, why, step, since, numbers, origin, reaction)
 
 
 def _number(value: Any) -> float:

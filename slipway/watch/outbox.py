@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import time
+from functools import partial
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from slipway.common.backoff import double_wait
@@ -24,6 +25,7 @@ from slipway.common.files import (
 )
 from slipway.watch.alerts import OUTBOX, Message, read_messages
 from slipway.watch.messages import Run
+from slipway.watch.telling import Tell
 
 CLAIMED, SENT, FAILED = "claimed", "sent", "failed"
 
@@ -35,7 +37,7 @@ _OLDEST_SECONDS = 7 * 86400.0
 _CLAIM_BYTES = 1 << 12
 _ATTEMPT = re.compile(r"(.+\.[0-9]+)\.([a-z]+)\.([0-9]{1,6})\.json")
 
-Deliver = Callable[[str, Run, Message], None]
+Deliver = Callable[[Tell, str, Run, Message], None]
 
 
 class NotDelivered(Exception):
@@ -52,15 +54,23 @@ class Result(NamedTuple):
 
 
 def deliver_all(
-    run: Run, routes: Iterable[str], deliver: Deliver, now: Callable[[], float] = time.time
+    run: Run,
+    tell: Tell,
+    routes: Optional[Iterable[str]] = None,
+    deliver: Optional[Deliver] = None,
+    now: Callable[[], float] = time.time,
 ) -> List[Tuple[Message, str, Result]]:
-    """Deliver what is in the outbox on the routes, oldest first; return the attempts of this call.
+    """Deliver what is in the outbox, oldest first; return the attempts of this call.
 
     Parameters
     ----------
+    routes
+        Names of the routes; by default those that a job can use.
     deliver
-        Called with the route's name, the run and a message; it raises `NotDelivered`.
+        Called with the settings, the name of a route, the run and a message; it raises `NotDelivered`.
     """
+    deliver = deliver or _deliver
+    routes = tell.routes() if routes is None else tuple(routes)
     messages = [message for message in read_messages(run.directory) if now() - message.time < _OLDEST_SECONDS]
     if not messages:
         return []
@@ -70,7 +80,9 @@ def deliver_all(
         for route in routes:
             before = last.get((message.name, route))
             if before is None or _is_due(before, now()):
-                result = _attempt(run, message, route, before.attempt + 1 if before else 1, deliver, now)
+                result = _attempt(
+                    run, message, route, before.attempt + 1 if before else 1, partial(deliver, tell), now
+                )
                 if result:
                     attempts.append((message, route, result))
     return attempts
@@ -88,7 +100,12 @@ def find_last_attempts(run_dir: AnyPath) -> Dict[Tuple[str, str], Result]:
 
 
 def _attempt(
-    run: Run, message: Message, route: str, attempt: int, deliver: Deliver, now: Callable[[], float]
+    run: Run,
+    message: Message,
+    route: str,
+    attempt: int,
+    deliver: Callable[[str, Run, Message], None],
+    now: Callable[[], float],
 ) -> Optional[Result]:
     """Deliver a message if nobody else does: return the result, ``None`` if the claim is another's."""
     path = _path(run.directory, (message.name, route), attempt)
@@ -110,6 +127,12 @@ def _attempt(
         # The empty claim becomes void. It may then arrive twice, which is better than never.
         return result._replace(why=f"{result.why} (not recorded: {error.strerror})")
     return result
+
+
+def _deliver(tell: Tell, route: str, run: Run, message: Message) -> None:
+    from slipway.watch import routes  # late: it takes long, and mostly nothing is to be delivered
+
+    routes.deliver(tell, route, run, message)
 
 
 def _is_due(last: Result, now: float) -> bool:

@@ -5,12 +5,13 @@ import os
 import smtplib
 import ssl
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from email.message import EmailMessage
 from typing import Any, Dict, Tuple
 
-from slipway.common.files import read_text
+from slipway.common.files import read_text, write_atomic
 from slipway.watch.alerts import Message
 from slipway.watch.messages import Run, compose_subject, compose_text, to_payload, to_webhook_body
 from slipway.watch.outbox import NotDelivered
@@ -42,16 +43,19 @@ def deliver(tell: Tell, route: str, run: Run, message: Message) -> None:
         raise NotDelivered(_say(error)) from None
 
 
-def touch_url(url_file: str, timeout: float) -> None:
-    """Ask for the URL of a dead man's switch.
+def touch(tell: Tell) -> None:
+    """Touch the dead man's switches.
 
     Raises
     ------
     NotDelivered
-        If it did not answer.
+        If one could not be touched.
     """
     try:
-        _open(urllib.request.Request(_read_secret(url_file)), timeout)
+        if tell.alive.file:
+            write_atomic(os.path.expanduser(tell.alive.file), f"{time.time():.0f}\n", sync=False)
+        if tell.alive.url_file:
+            _open(urllib.request.Request(_read_secret(tell.alive.url_file)), tell.timeout)
     except (OSError, ValueError) as error:
         raise NotDelivered(_say(error)) from None
 

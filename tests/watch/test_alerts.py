@@ -30,7 +30,7 @@ ORIGIN = Origin(1, 1, "17")
 def watch(run_dir: Path, states: list[tuple[float, str]]) -> list[tuple[str, str]]:
     """Record a reading at each time; return the alert and the event of each message."""
     for after, state in states:
-        record(run_dir, [Reading("no_step", state, f"at {after:g}")], ORIGIN, START + after)
+        record(run_dir, [Reading("no_step", state, f"at {after:g}")], ORIGIN, {}, now=START + after)
     return [(message.alert, message.event) for message in read_messages(run_dir)]
 
 
@@ -60,15 +60,15 @@ def test_an_alert_is_opened_repeated_and_resolved(
 
 
 def test_the_detectors_of_a_run_have_alerts_of_their_own(tmp_path: Path) -> None:
-    record(tmp_path, [Reading("no_step", FIRING, ""), Reading("disk", FIRING, "")], ORIGIN, START)
-    record(tmp_path, [Reading("no_step", QUIET, ""), Reading("disk", FIRING, "")], ORIGIN, START + 60)
+    record(tmp_path, [Reading("no_step", FIRING, ""), Reading("disk", FIRING, "")], ORIGIN, {}, now=START)
+    record(tmp_path, [Reading("no_step", QUIET, ""), Reading("disk", FIRING, "")], ORIGIN, {}, now=START + 60)
     assert [alert.first.detector for alert in open_alerts(tmp_path)] == ["disk"]
 
 
 def _record(run_dir: Path) -> None:
     for number in range(20):
         for state in (FIRING, QUIET):
-            record(run_dir, [Reading("no_step", state, str(number))], ORIGIN)
+            record(run_dir, [Reading("no_step", state, str(number))], ORIGIN, {})
 
 
 def test_several_watchers_open_an_alert_once(tmp_path: Path) -> None:
@@ -86,11 +86,11 @@ def test_several_watchers_open_an_alert_once(tmp_path: Path) -> None:
 
 
 def test_a_line_that_its_writer_could_not_append_is_appended_by_the_next(tmp_path: Path) -> None:
-    record(tmp_path, [Reading("no_step", FIRING, "why")], ORIGIN)
+    record(tmp_path, [Reading("no_step", FIRING, "why")], ORIGIN, {})
     (tmp_path / ALERTS).unlink()  # it died between the two
-    assert record(tmp_path, [Reading("no_step", FIRING, "why")], ORIGIN) == []
+    assert record(tmp_path, [Reading("no_step", FIRING, "why")], ORIGIN, {}) == []
     later = (tmp_path / OUTBOX / "no_step-1.1.json").stat().st_mtime + 61
-    record(tmp_path, [Reading("no_step", FIRING, "another")], ORIGIN, later)
+    record(tmp_path, [Reading("no_step", FIRING, "another")], ORIGIN, {}, now=later)
     assert [message.why for message in read_messages(tmp_path)] == ["why"]
 
 
@@ -123,7 +123,7 @@ def test_lines_of_others_do_no_harm(tmp_path: Path, line: bytes | str) -> None:
     content = line if isinstance(line, bytes) else line.encode()
     (tmp_path / ALERTS).write_bytes(content + b"\n")
     assert read_messages(tmp_path) == []
-    record(tmp_path, [Reading("a", FIRING, "a\x1b[31mred")], ORIGIN, START)
+    record(tmp_path, [Reading("a", FIRING, "a\x1b[31mred")], ORIGIN, {}, now=START)
     [message] = read_messages(tmp_path)
     assert message.why == "a?[31mred"
 

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from slipway.watch.alerts import Origin, read_messages, record
 from slipway.watch.detectors import FIRING, QUIET, Reading
 from slipway.watch.messages import Run
 from slipway.watch.outbox import FAILED, SENT, NotDelivered, deliver_all, find_last_attempts
-from slipway.watch.routes import deliver, touch_url
-from slipway.watch.telling import Mail, Tell, Webhook
+from slipway.watch.routes import touch
+from slipway.watch.telling import Alive, Mail, Tell, Webhook
 
 ORIGIN = Origin(2, 3, "17")
 SPIKE = Reading("loss_spike", FIRING, "the loss is 9.1, its median 3.2", 1200, 1e9, (3.2, 3.1, 9.1))
@@ -126,10 +125,10 @@ def _free_port() -> int:
 def test_a_webhook_gets_the_body_that_its_service_takes(
     style: str, run: Run, receiver: Receiver, tmp_path: Path
 ) -> None:
-    record(run.directory, [SPIKE], ORIGIN)
+    record(run.directory, [SPIKE], ORIGIN, {})
     key = write_secret(tmp_path, "key", "R0UTING-KEY")
     tell = Tell(webhook=Webhook(write_secret(tmp_path, "url", receiver.url), style, key))
-    [(message, route, result)] = deliver_all(run, tell.routes(), partial(deliver, tell))
+    [(message, route, result)] = deliver_all(run, tell)
     assert (message.alert, route, result.state) == ("loss_spike-1", "webhook", SENT)
     [body] = receiver.bodies
     text = json.dumps(body, ensure_ascii=False)
@@ -152,21 +151,19 @@ def test_a_webhook_gets_the_body_that_its_service_takes(
 def test_the_end_of_an_alert_resolves_the_incident(run: Run, receiver: Receiver, tmp_path: Path) -> None:
     tell = Tell(webhook=Webhook(write_secret(tmp_path, "url", receiver.url), "pagerduty"))
     for reading in (SPIKE, Reading("loss_spike", QUIET, "")):
-        record(run.directory, [reading], ORIGIN)
-        deliver_all(run, tell.routes(), partial(deliver, tell))
+        record(run.directory, [reading], ORIGIN, {})
+        deliver_all(run, tell)
     assert [body["event_action"] for body in receiver.bodies] == ["trigger", "resolve"]
     assert len({body["dedup_key"] for body in receiver.bodies}) == 1
 
 
 def test_a_command_reads_the_message_and_needs_no_shell(run: Run, tmp_path: Path) -> None:
-    record(run.directory, [SPIKE], ORIGIN)
+    record(run.directory, [SPIKE], ORIGIN, {})
     program = tmp_path / "notify me.sh"
     program.write_text(f'#!/bin/bash\ncat >"{tmp_path}/got.json"\nprintf %s "$1" >"{tmp_path}/argument"\n')
     program.chmod(0o755)
     tell = Tell(command=(str(program), "$(touch x); `y`"))
-    assert [result.state for _, _, result in deliver_all(run, tell.routes(), partial(deliver, tell))] == [
-        SENT
-    ]
+    assert [result.state for _, _, result in deliver_all(run, tell)] == [SENT]
     content = json.loads((tmp_path / "got.json").read_text())
     assert content["run"] == "gpt3_126m"
     assert (content["launch"], content["link"], content["job"], content["step"]) == (2, 3, "17", 1200)
@@ -174,13 +171,11 @@ def test_a_command_reads_the_message_and_needs_no_shell(run: Run, tmp_path: Path
 
 
 def test_a_letter_has_the_run_the_values_and_the_command(run: Run) -> None:
-    record(run.directory, [SPIKE], ORIGIN)
+    record(run.directory, [SPIKE], ORIGIN, {})
     letters = Letters()
     with mail_server(letters) as server:
         tell = Tell(mail=Mail(server, ("a@x.org", "b@x.org"), "slipway@x.org"))
-        assert [result.state for _, _, result in deliver_all(run, tell.routes(), partial(deliver, tell))] == [
-            SENT
-        ]
+        assert [result.state for _, _, result in deliver_all(run, tell)] == [SENT]
     [content] = letters.contents
     assert "Subject: [slipway] gpt3_126m: the loss is 9.1, its median 3.2" in content
     assert "To: a@x.org, b@x.org" in content
@@ -190,58 +185,58 @@ def test_a_letter_has_the_run_the_values_and_the_command(run: Run) -> None:
 def test_what_a_receiver_did_not_take_is_delivered_later(
     how: str, run: Run, receiver: Receiver, tmp_path: Path
 ) -> None:
-    record(run.directory, [SPIKE], ORIGIN)
+    record(run.directory, [SPIKE], ORIGIN, {})
     receiver.code = {"hangs": None, "refuses": 403, "fails": 500, "redirects": 302}.get(how, 200)
     receiver.location = "http://127.0.0.1:9/elsewhere" if how == "redirects" else ""
     url = f"http://127.0.0.1:{_free_port()}/SECRET-PATH" if how == "is gone" else receiver.url
     tell = Tell(webhook=Webhook(write_secret(tmp_path, "url", url), "slack"), timeout=0.5)
     began = time.monotonic()
-    [(_, _, result)] = deliver_all(run, tell.routes(), partial(deliver, tell))
+    [(_, _, result)] = deliver_all(run, tell)
     assert result.state == FAILED
     assert time.monotonic() - began < 10
-    assert deliver_all(run, tell.routes(), partial(deliver, tell)) == []  # not at once again
+    assert deliver_all(run, tell) == []  # not at once again
     receiver.code = 200
     write_secret(tmp_path, "url", receiver.url)
     later = time.time() + 60
-    [(_, _, result)] = deliver_all(run, tell.routes(), partial(deliver, tell), now=lambda: later)
+    [(_, _, result)] = deliver_all(run, tell, now=lambda: later)
     assert (result.state, result.attempt) == (SENT, 2)
     assert len(receiver.bodies) == 1
-    assert deliver_all(run, tell.routes(), partial(deliver, tell), now=lambda: later + 9999) == []
+    assert deliver_all(run, tell, now=lambda: later + 9999) == []
 
 
 @pytest.mark.parametrize("answer", ["550 no such person", "421 come back later"])
 def test_a_refused_letter_is_sent_later(answer: str, run: Run) -> None:
-    record(run.directory, [SPIKE], ORIGIN)
+    record(run.directory, [SPIKE], ORIGIN, {})
     letters = Letters(answer)
     with mail_server(letters) as server:
         tell = Tell(mail=Mail(server, ("a@x.org",), "slipway@x.org"))
-        [(_, _, result)] = deliver_all(run, tell.routes(), partial(deliver, tell))
+        [(_, _, result)] = deliver_all(run, tell)
         assert (result.state, result.why) == (FAILED, f"SMTP {answer[:3]}")
         letters.answer = "250 OK"
         later = time.time() + 60
-        deliver_all(run, tell.routes(), partial(deliver, tell), now=lambda: later)
+        deliver_all(run, tell, now=lambda: later)
     assert len(letters.contents) == 1
 
 
 def test_a_claim_of_a_process_that_died_becomes_void(run: Run) -> None:
-    record(run.directory, [SPIKE], ORIGIN)
+    record(run.directory, [SPIKE], ORIGIN, {})
 
     def die(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        deliver_all(run, ["webhook"], die)
+        deliver_all(run, Tell(), ["webhook"], die)
     sent = []
     now = time.time()
-    assert deliver_all(run, ["webhook"], lambda *call: sent.append(call), now=lambda: now + 100) == []
-    deliver_all(run, ["webhook"], lambda *call: sent.append(call), now=lambda: now + 301)
+    assert deliver_all(run, Tell(), ["webhook"], lambda *call: sent.append(call), now=lambda: now + 100) == []
+    deliver_all(run, Tell(), ["webhook"], lambda *call: sent.append(call), now=lambda: now + 301)
     assert len(sent) == 1
 
 
 def _deliver_again_and_again(run: Run, url_file: str, until: float) -> None:
     tell = Tell(webhook=Webhook(url_file))
     while time.time() < until:
-        deliver_all(run, tell.routes(), partial(deliver, tell))
+        deliver_all(run, tell)
         if len(find_last_attempts(run.directory)) == 100:
             return
 
@@ -259,7 +254,7 @@ def test_of_a_hundred_alerts_two_deliverers_send_each_once(
         process.start()
     for number in range(50):
         for state in (FIRING, QUIET):
-            record(run.directory, [Reading("loss_spike", state, str(number))], ORIGIN)
+            record(run.directory, [Reading("loss_spike", state, str(number))], ORIGIN, {})
     for process in deliverers:
         process.join(60)
         assert process.exitcode == 0
@@ -275,8 +270,8 @@ def test_no_secret_is_in_the_run(run: Run, receiver: Receiver, tmp_path: Path) -
     with mail_server(Letters()) as server:  # which knows no password
         mail = Mail(server, ("a@x.org",), "slipway@x.org", "me", files["password"])
         tell = Tell(webhook=Webhook(files["url"], "pagerduty", files["key"]), mail=mail, timeout=1.0)
-        record(run.directory, [SPIKE], ORIGIN)
-        states = [result.state for _, _, result in deliver_all(run, tell.routes(), partial(deliver, tell))]
+        record(run.directory, [SPIKE], ORIGIN, {})
+        states = [result.state for _, _, result in deliver_all(run, tell)]
     assert states == [FAILED, FAILED]
     for path in Path(run.directory).rglob("*"):
         content = path.read_text() if path.is_file() else ""
@@ -285,11 +280,13 @@ def test_no_secret_is_in_the_run(run: Run, receiver: Receiver, tmp_path: Path) -
 
 
 def test_a_dead_mans_switch_is_touched_or_says_why_not(receiver: Receiver, tmp_path: Path) -> None:
-    url_file = write_secret(tmp_path, "url", receiver.url)
-    touch_url(url_file, 5)
+    url_file, file = write_secret(tmp_path, "url", receiver.url), tmp_path / "alive"
+    tell = Tell(alive=Alive(str(file), url_file))
+    touch(tell)
     assert receiver.bodies == [None]
+    assert file.exists()
     write_secret(tmp_path, "url", "file:///etc/passwd")
     with pytest.raises(NotDelivered, match="neither with http"):
-        touch_url(url_file, 5)
+        touch(tell)
     with pytest.raises(NotDelivered, match="No such file"):
-        touch_url(str(tmp_path / "absent"), 5)
+        touch(Tell(alive=Alive(str(tmp_path / "absent" / "alive"))))

@@ -135,11 +135,11 @@ def _json_object(line: str, loads: Loads) -> Optional[Mapping[str, Any]]:
 
 
 class EventReader:
-    """A reader of the events appended since the last call; the file need not exist yet."""
+    """A reader of the events appended since the last call, up to `offset`; the file need not exist yet."""
 
-    def __init__(self, path: AnyPath) -> None:
+    def __init__(self, path: AnyPath, offset: int = 0) -> None:
         self.path = path
-        self._offset = 0
+        self.offset = offset
         self._is_in_long_line = False
 
     def stream(self, loads: Loads = json.loads) -> Iterator[Event]:
@@ -154,12 +154,12 @@ class EventReader:
     def _lines(self) -> Iterator[bytes]:
         # Opened afresh each time: a network file system shows what others wrote only to a new open.
         with contextlib.suppress(FileNotFoundError), open_regular(self.path) as stream:
-            stream.seek(self._offset)
+            stream.seek(self.offset)
             for line in iter(partial(stream.readline, LONGEST_LINE), b""):
                 is_whole = line.endswith(b"\n")
                 if not is_whole and len(line) < LONGEST_LINE and not self._is_in_long_line:
                     return
-                self._offset += len(line)
+                self.offset += len(line)
                 if is_whole and not self._is_in_long_line:
                     yield line
                 self._is_in_long_line = not is_whole

@@ -1,0 +1,196 @@
+"""The watch over a job: what the detectors say goes on record, is told to people, and may end the tasks.
+
+The processes of the hooks read, record and tell: a file system or a receiver that hangs holds up nothing. The
+supervisor itself keeps what is remembered of the training from one look to the next.
+"""
+
+import os
+import socket
+import time
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+from slipway.common.node import checkpoints, marks
+from slipway.common.node.events import End, Event, EventReader, HeldOut, Start, Train, Validation
+from slipway.common.node.settings import SLURM
+from slipway.supervisor.hooks import Hook, Verdict
+from slipway.supervisor.job import Job
+from slipway.watch.detectors import FIRING, QUIET, Reading, read_all
+from slipway.watch.pace import Schedule
+from slipway.watch.windows import ChainState, DiskSpace, Facts, JobState, Window
+
+# The name of the alert that a run ended before its training was done.
+ENDED = "ended"
+
+_LOOK_SECONDS, _TELL_SECONDS = 15.0, 15.0
+# The bytes of metrics that the first look reads, of links before, and the events of each look.
+_FIRST_BYTES, _MOST_EVENTS = 1 << 19, 2000
+_KINDS: Dict[str, Any] = {kind.__name__: kind for kind in (Start, Train, Validation, End, HeldOut)}
+# The reactions that end the tasks, and whether these save first.
+_ENDS_TASKS = {"save": True, "stop": False}
+
+
+def watch_training(job: Job) -> Hook:
+    """Return the hook that reads the training's events and asks the detectors."""
+    watch = _Watch(job)
+    return Hook("the watch", watch.look, watch.take, budget=60.0, every=_LOOK_SECONDS)
+
+
+def tell_people(job: Job) -> Hook:
+    """Return the hook that delivers the run's messages."""
+    budget = 60.0 + 10 * job.settings.tell.timeout
+    return Hook("its messages", deliver, lambda job, answer: None, budget=budget, every=_TELL_SECONDS)
+
+
+class _Watch:
+    """The memory of a training, and the looks at it."""
+
+    def __init__(self, job: Job) -> None:
+        self._parameters = job.settings.watch
+        self._window = Window(self._parameters, Schedule())
+        self._offset: Optional[int] = None
+
+    def look(self, job: Job) -> Dict[str, Any]:
+        """Read what is new, judge and record it; return what the supervisor has to remember.
+
+        With it goes the verdict, if the tasks are to end.
+        """
+        events, offset = self._read_events(job)
+        facts = _find_facts(job)
+        readings = self._remember(events, facts)
+        answer = {
+            "offset": offset,
+            "events": [(type(event).__name__, *event) for event in events],
+            "facts": facts,
+            "verdict": None,
+        }
+        for message in _record(job, [*readings, Reading(ENDED, QUIET, "the run goes on")]):
+            job.say(f"watch: {message.event}: {message.why} ({message.name})")
+            if message.reaction == "hold":
+                _hold_successors(job)
+            elif message.reaction in _ENDS_TASKS:
+                answer["verdict"] = (message.detector, message.why, False, _ENDS_TASKS[message.reaction])
+        return answer
+
+    def take(self, job: Job, answer: Dict[str, Any]) -> Optional[Verdict]:
+        """Remember what a look has found; return the verdict that ends the tasks, if any."""
+        self._offset = answer["offset"]
+        events = [_KINDS[kind](*values) for kind, *values in answer["events"]]
+        moment, checkpoint, disk, chain, state = answer["facts"]
+        facts = Facts(
+            moment,
+            checkpoint,
+            DiskSpace(*disk) if isinstance(disk, list) else disk,
+            ChainState(*chain),
+            JobState(*state),
+        )
+        self._remember(events, facts)
+        return Verdict(*answer["verdict"]) if answer["verdict"] else None
+
+    def _remember(self, events: Sequence[Event], facts: Facts) -> List[Reading]:
+        for event in events:
+            self._window.take(event)
+        self._window.take_facts(facts)
+        return read_all(self._window, self._parameters)
+
+    def _read_events(self, job: Job) -> Tuple[List[Event], int]:
+        """Return the new events, at most as many as a look takes, and the offset after them."""
+        path = job.settings.metrics or ""
+        offset = self._offset
+        if offset is None:
+            try:
+                offset = max(os.stat(path).st_size - _FIRST_BYTES, 0)
+            except OSError:
+                offset = 0
+        reader = EventReader(path, offset)
+        events: List[Event] = []
+        for event in reader.stream():
+            events.append(event)
+            if len(events) >= _MOST_EVENTS:
+                break
+        return events, reader.offset
+
+
+def _find_facts(job: Job) -> Facts:
+    settings, chain = job.settings, job.settings.chain
+    newest: Union[int, str] = "the job has no directory of checkpoints"
+    if settings.checkpoints:
+        progress = checkpoints.progress(settings.checkpoints, settings.engine)
+        newest = progress.step if progress else 0
+    seconds = marks.time_limit(job.directory, job.attempt)
+    return Facts(
+        time.time(),
+        newest,
+        _measure_disk(settings.results or settings.run_dir),
+        ChainState(
+            job.link,
+            chain.links,
+            None if job.by_hand else marks.job_of(job.directory, job.link + 1) is not None,
+            job.began + seconds if seconds else None,
+        ),
+        JobState("RUNNING", False),
+    )
+
+
+def _measure_disk(directory: str) -> Union[DiskSpace, str]:
+    try:
+        disk = os.statvfs(directory)
+    except OSError as error:
+        return f"the disk of {directory} cannot be asked: {error.strerror}"
+    return DiskSpace(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize)
+
+
+def _record(job: Job, readings: Sequence[Reading]) -> "Sequence[Any]":
+    """Record the readings; where nothing can be written, return the messages all the same."""
+    from slipway.watch import alerts  # late: the supervisor itself needs none of it
+
+    parameters = job.settings.watch
+    reactions = {
+        name: parameters_of.reaction
+        for name, parameters_of in parameters._asdict().items()
+        if parameters_of.reaction in ("hold", *_ENDS_TASKS)
+    }
+    origin = alerts.Origin(job.settings.launch, job.link, job.id)
+    try:
+        return alerts.record(job.settings.run_dir, readings, origin, reactions)
+    except OSError as error:
+        job.say(f"watch: {alerts.ALERTS} could not be written: {error.strerror}")
+        return alerts.judge(
+            [], [each for each in readings if each.state == FIRING], time.time(), origin, reactions
+        )
+
+
+def _hold_successors(job: Job) -> None:
+    from slipway.supervisor.slurm import Slurm
+
+    later = [name for link, name in marks.later_jobs(job.directory).items() if link > job.link]
+    if job.settings.scheduler == SLURM and later and Slurm(job).hold(later):
+        job.say(f"watch: holds job {','.join(later)}; slipway release lets it go on")
+
+
+def deliver(job: Job) -> None:
+    """Deliver the run's messages, and touch the dead man's switch if no alert is open."""
+    from slipway.watch import alerts, outbox
+    from slipway.watch.messages import Run
+
+    tell = job.settings.tell
+    run = Run(job.settings.run, job.settings.run_dir, socket.gethostname())
+    for message, route, result in outbox.deliver_all(run, tell):
+        if result.state != outbox.SENT:
+            job.say(f"watch: {message.name} was not delivered by {route}: {result.why}")
+    if (tell.alive.file or tell.alive.url_file) and not alerts.open_alerts(run.directory):
+        from slipway.watch import routes
+
+        routes.touch(tell)
+
+
+def record_end(job: Job, why: str) -> None:
+    """Record that the run ended before its training was done."""
+    _record(job, [Reading(ENDED, FIRING, why, since=time.time())])
+
+
+def record_done(job: Job) -> None:
+    """Record that the training is done: no alert outlives it."""
+    from slipway.watch import alerts
+
+    is_open = alerts.open_alerts(job.settings.run_dir)
+    _record(job, [Reading(alert.first.detector, QUIET, "the training is done") for alert in is_open])
