@@ -5,6 +5,7 @@ supervisor itself keeps what is remembered of the training from one look to the 
 """
 
 import os
+import signal
 import socket
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
@@ -12,8 +13,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.events import End, Event, EventReader, HeldOut, Start, Train, Validation
 from slipway.common.node.settings import SLURM
+from slipway.supervisor.chain import Ending
 from slipway.supervisor.hooks import Hook, Verdict
 from slipway.supervisor.job import Job
+from slipway.watch import parameters, telling
 from slipway.watch.detectors import FIRING, QUIET, Reading, read_all
 from slipway.watch.pace import Schedule
 from slipway.watch.windows import ChainState, DiskSpace, Facts, JobState, Window
@@ -21,10 +24,14 @@ from slipway.watch.windows import ChainState, DiskSpace, Facts, JobState, Window
 # The name of the alert that a run ended before its training was done.
 ENDED = "ended"
 
-_LOOK_SECONDS, _TELL_SECONDS = 15.0, 15.0
+# As many deliveries may take their longest time before all are ended: those that were not made come next.
+_DELIVERIES = 20
 # The bytes of metrics that the first look reads, of links before, and the events of each look.
 _FIRST_BYTES, _MOST_EVENTS = 1 << 19, 2000
 _KINDS: Dict[str, Any] = {kind.__name__: kind for kind in (Start, Train, Validation, End, HeldOut)}
+_HOLD = "hold"
+# For the last messages of a run.
+_LAST_SECONDS = 10.0
 # The reactions that end the tasks, and whether these save first.
 _ENDS_TASKS = {"save": True, "stop": False}
 
@@ -32,20 +39,21 @@ _ENDS_TASKS = {"save": True, "stop": False}
 def watch_training(job: Job) -> Hook:
     """Return the hook that reads the training's events and asks the detectors."""
     watch = _Watch(job)
-    return Hook("the watch", watch.look, watch.take, budget=60.0, every=_LOOK_SECONDS)
+    return Hook("the watch", watch.look, watch.take, every=telling.from_json(job.settings.tell).every)
 
 
 def tell_people(job: Job) -> Hook:
     """Return the hook that delivers the run's messages."""
-    budget = 60.0 + 10 * job.settings.tell.timeout
-    return Hook("its messages", deliver, lambda job, answer: None, budget=budget, every=_TELL_SECONDS)
+    tell = telling.from_json(job.settings.tell)
+    budget = _DELIVERIES * tell.timeout
+    return Hook("its messages", deliver, lambda job, answer: None, budget=budget, every=tell.every)
 
 
 class _Watch:
     """The memory of a training, and the looks at it."""
 
     def __init__(self, job: Job) -> None:
-        self._parameters = job.settings.watch
+        self._parameters = parameters.from_json(job.settings.watch)
         self._window = Window(self._parameters, Schedule())
         self._offset: Optional[int] = None
 
@@ -65,7 +73,7 @@ class _Watch:
         }
         for message in _record(job, [*readings, Reading(ENDED, QUIET, "the run goes on")]):
             job.say(f"watch: {message.event}: {message.why} ({message.name})")
-            if message.reaction == "hold":
+            if message.reaction == _HOLD:
                 _hold_successors(job)
             elif message.reaction in _ENDS_TASKS:
                 answer["verdict"] = (message.detector, message.why, False, _ENDS_TASKS[message.reaction])
@@ -143,11 +151,9 @@ def _record(job: Job, readings: Sequence[Reading]) -> "Sequence[Any]":
     """Record the readings; where nothing can be written, return the messages all the same."""
     from slipway.watch import alerts  # late: the supervisor itself needs none of it
 
-    parameters = job.settings.watch
+    settings = parameters.from_json(job.settings.watch)._asdict()
     reactions = {
-        name: parameters_of.reaction
-        for name, parameters_of in parameters._asdict().items()
-        if parameters_of.reaction in ("hold", *_ENDS_TASKS)
+        name: own.reaction for name, own in settings.items() if own.reaction in (_HOLD, *_ENDS_TASKS)
     }
     origin = alerts.Origin(job.settings.launch, job.link, job.id)
     try:
@@ -172,7 +178,7 @@ def deliver(job: Job) -> None:
     from slipway.watch import alerts, outbox
     from slipway.watch.messages import Run
 
-    tell = job.settings.tell
+    tell = telling.from_json(job.settings.tell)
     run = Run(job.settings.run, job.settings.run_dir, socket.gethostname())
     for message, route, result in outbox.deliver_all(run, tell):
         if result.state != outbox.SENT:
@@ -183,14 +189,32 @@ def deliver(job: Job) -> None:
         routes.touch(tell)
 
 
-def record_end(job: Job, why: str) -> None:
-    """Record that the run ended before its training was done."""
-    _record(job, [Reading(ENDED, FIRING, why, since=time.time())])
+def tell_end(job: Job, ending: Ending, goes_on: bool) -> None:
+    """Tell people that the run ended before its training was done; no alert outlives one that is done.
+
+    If the next link goes on, it tells them what this one has not: a receiver that hangs holds up no link.
+    """
+    if goes_on and ending.verdict != "done":
+        return
+    process = os.fork()
+    if not process:
+        with job.best_effort("people are not told of its end"):
+            _record_end(job, ending)
+            deliver(job)
+        os._exit(0)
+    end = time.monotonic() + _LAST_SECONDS
+    while not os.waitpid(process, os.WNOHANG)[0]:
+        if time.monotonic() > end:
+            os.kill(process, signal.SIGKILL)
+            break
+        time.sleep(0.05)
 
 
-def record_done(job: Job) -> None:
-    """Record that the training is done: no alert outlives it."""
+def _record_end(job: Job, ending: Ending) -> None:
     from slipway.watch import alerts
 
-    is_open = alerts.open_alerts(job.settings.run_dir)
-    _record(job, [Reading(alert.first.detector, QUIET, "the training is done") for alert in is_open])
+    names = [alert.first.detector for alert in alerts.open_alerts(job.settings.run_dir)]
+    if ending.verdict == "done":
+        _record(job, [Reading(name, QUIET, "the training is done") for name in names])
+    elif ending.rule not in names:  # a detector that ended the tasks has an alert already
+        _record(job, [Reading(ENDED, FIRING, f"the run has ended: {ending.why}", since=time.time())])

@@ -10,6 +10,11 @@ from slipway.watch.alerts import OPENED, REPEATED, RESOLVED, Message
 _BARS = "▁▂▃▄▅▆▇█"
 _NO_NUMBER = "·"
 _PLOTTED = 30
+_REACTIONS = {
+    "hold": "holds the jobs that come next",
+    "save": "has its tasks save, and ends",
+    "stop": "ends without saving",
+}
 _HEADS = {OPENED: "", REPEATED: "still: ", RESOLVED: "over: "}
 
 
@@ -41,6 +46,8 @@ def compose_text(run: Run, message: Message) -> str:
     if message.values:
         newest = message.values[-1]
         lines.append(f"values:  {draw(message.values)}  {newest:.6g}")
+    if message.reaction in _REACTIONS:
+        lines.append(f"react:   the job {_REACTIONS[message.reaction]}")
     lines += ["", f"look:    {suggest_command(run, message)}"]
     return "\n".join(lines) + "\n"
 

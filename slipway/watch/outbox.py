@@ -8,7 +8,6 @@ result is void after a while, and a failed delivery is tried again, ever less of
 import json
 import os
 import re
-import socket
 import time
 from functools import partial
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
@@ -45,12 +44,13 @@ class NotDelivered(Exception):
 
 
 class Result(NamedTuple):
-    """An attempt at a delivery: `state` is `CLAIMED`, `SENT` or `FAILED`, at a Unix time, and why."""
+    """An attempt at a delivery: `CLAIMED`, `SENT` or `FAILED`, at a Unix time, why, and by whom."""
 
     attempt: int
     state: str
     time: float
     why: str = ""
+    by: str = ""
 
 
 def deliver_all(
@@ -79,7 +79,7 @@ def deliver_all(
     for message in {message.name: message for message in messages}.values():
         for route in routes:
             before = last.get((message.name, route))
-            if before is None or _is_due(before, now()):
+            if before is None or _is_due(before, run.host, now()):
                 result = _attempt(
                     run, message, route, before.attempt + 1 if before else 1, partial(deliver, tell), now
                 )
@@ -109,7 +109,7 @@ def _attempt(
 ) -> Optional[Result]:
     """Deliver a message if nobody else does: return the result, ``None`` if the claim is another's."""
     path = _path(run.directory, (message.name, route), attempt)
-    claim = {"state": CLAIMED, "time": now(), "by": f"{socket.gethostname()}:{os.getpid()}"}
+    claim = {"state": CLAIMED, "time": now(), "by": f"{run.host}:{os.getpid()}"}
     try:
         if not write_once(path, json.dumps(claim) + "\n"):
             return None
@@ -135,12 +135,18 @@ def _deliver(tell: Tell, route: str, run: Run, message: Message) -> None:
     routes.deliver(tell, route, run, message)
 
 
-def _is_due(last: Result, now: float) -> bool:
+def _is_due(last: Result, host: str, now: float) -> bool:
     if last.state == SENT:
         return False
     if last.state == CLAIMED:
-        return now - last.time >= _CLAIM_SECONDS
+        return now - last.time >= _CLAIM_SECONDS or _is_gone(last.by, host)
     return now - last.time >= double_wait(last.attempt - 1, _RETRY_SECONDS, _LONGEST_RETRY)
+
+
+def _is_gone(by: str, host: str) -> bool:
+    """Return True if a claim is that of a process of this host that has ended."""
+    where, _, process = by.rpartition(":")
+    return where == host and process.isdigit() and not os.path.exists(f"/proc/{process}")
 
 
 def _read(run_dir: AnyPath, key: Tuple[str, str], attempt: int) -> Result:
@@ -153,7 +159,8 @@ def _read(run_dir: AnyPath, key: Tuple[str, str], attempt: int) -> Result:
     moment = unix_time(content.get("time"))
     if state not in (CLAIMED, SENT, FAILED) or moment is None:
         return Result(attempt, CLAIMED, _changed(path))
-    return Result(attempt, state, moment, to_printable(str(content.get("why", ""))))
+    why, by = (to_printable(str(content.get(name, ""))) for name in ("why", "by"))
+    return Result(attempt, state, moment, why, by)
 
 
 def _changed(path: AnyPath) -> float:

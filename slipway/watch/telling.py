@@ -42,6 +42,8 @@ class Tell(NamedTuple):
         File with the addresses of apprise's services, which the login node alone reaches.
     timeout
         Seconds that one delivery may take.
+    every
+        Seconds between two looks of a job at its training and at the outbox.
     """
 
     command: Tuple[str, ...] = ()
@@ -50,6 +52,7 @@ class Tell(NamedTuple):
     apprise_file: Optional[str] = None
     alive: Alive = Alive()
     timeout: float = 10.0
+    every: float = 15.0
 
     def routes(self) -> Tuple[str, ...]:
         """Return the names of the ways that a job can use."""

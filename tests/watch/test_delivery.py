@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import socket
 import threading
 import time
@@ -219,6 +220,7 @@ def test_a_refused_letter_is_sent_later(answer: str, run: Run) -> None:
 
 
 def test_a_claim_of_a_process_that_died_becomes_void(run: Run) -> None:
+    """At once where it is seen to be gone, on the same host; elsewhere after five minutes."""
     record(run.directory, [SPIKE], ORIGIN, {})
 
     def die(*_arguments: object) -> None:
@@ -231,6 +233,11 @@ def test_a_claim_of_a_process_that_died_becomes_void(run: Run) -> None:
     assert deliver_all(run, Tell(), ["webhook"], lambda *call: sent.append(call), now=lambda: now + 100) == []
     deliver_all(run, Tell(), ["webhook"], lambda *call: sent.append(call), now=lambda: now + 301)
     assert len(sent) == 1
+    (claim,) = Path(run.directory, "alerts").glob("*.webhook.1.json")
+    claim.write_text(claim.read_text().replace(f":{os.getpid()}", ":4194305"))  # larger than any id
+    claim.with_name(claim.name.replace(".1.json", ".2.json")).unlink()
+    deliver_all(run, Tell(), ["webhook"], lambda *call: sent.append(call), now=lambda: now + 1)
+    assert len(sent) == 2
 
 
 def _deliver_again_and_again(run: Run, url_file: str, until: float) -> None:
