@@ -6,7 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -267,11 +267,25 @@ def collect_status(refs: Sequence[RunRef]) -> list[StatusRow]:
 def _add_progress(item: LaunchStatus) -> StatusRow:
     if item.launch is None:
         return StatusRow.extending(item)
-    events: list[Event] = []
-    with contextlib.suppress(OSError):  # another user's run that may not be read
-        events = newest_events(item.launch, restarted=item.has_restarted)
     transitions, damaged = transitions_of(item.launch, item), find_damaged_checkpoints(item.launch)
-    return StatusRow.extending(item, progress=Progress(events), transitions=transitions, damaged=damaged)
+    progress = _read_progress(item, item.launch)
+    return StatusRow.extending(item, progress=progress, transitions=transitions, damaged=damaged)
+
+
+def _read_progress(item: LaunchStatus, launch: Launch) -> Progress:
+    with contextlib.suppress(OSError):  # another user's run that may not be read
+        return Progress(newest_events(launch, restarted=item.has_restarted))
+    return Progress()
+
+
+def refresh_progress(rows: Sequence[StatusRow]) -> list[StatusRow]:
+    """Read the progress of running jobs again; no scheduler is asked."""
+    return [
+        replace(row, progress=_read_progress(row, row.launch))
+        if row.launch and row.state is State.RUNNING
+        else row
+        for row in rows
+    ]
 
 
 def state_words(launch: Launch | None, status: JobStatus) -> list[str]:

@@ -103,7 +103,7 @@ def draw(snapshot: Snapshot[StatusRow], console: Console, interval: float) -> Gr
     table = rich_table(*make_table(rows), [row.state for row in rows], console.width)
     hidden = len(snapshot.rows) - len(rows)
     parts = [Text(f"  and {hidden} more", "dim")] if hidden else []
-    foot = Text(f"every {interval:g} s; Ctrl-C stops watching, not the jobs", "dim")
+    foot = Text(f"asks every {interval:g} s; Ctrl-C stops watching, not the jobs", "dim")
     for line in (head, *below, foot):
         line.truncate(console.width, overflow="ellipsis")
     return Group(head, table, *parts, *below, foot)

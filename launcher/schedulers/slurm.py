@@ -39,8 +39,6 @@ _WOULD_WAIT = (
 # Slurm's own default of MaxArraySize, for a configuration without it.
 _DEFAULT_ARRAY = 1001
 
-_ACTION_SECONDS = 60.0
-
 # When jobs without marks ended, by their Slurm's configuration, their launch and their id: Slurm is asked
 # only once, however often a status is shown.
 _ends: dict[tuple[str | None, Path, str], float | None] = {}
@@ -194,8 +192,7 @@ class SlurmScheduler:
         return _records_of(job_ids, self._questions.queue([job_id.partition("_")[0] for job_id in job_ids]))
 
     def _run(self, command: Sequence[str]) -> Answer:
-        # Longer than a question: an action that is cut short may happen all the same.
-        return self._retry.ask(command, self._environment, timeout=_ACTION_SECONDS)
+        return self._retry.ask(command, self._environment)
 
     def _require_cluster(self) -> None:
         """Refuse to submit to another cluster than the one that the user's shell names."""
