@@ -45,8 +45,8 @@ examples:
   slipway status --json | jq '.[] | select(.state == "FAILED") | .run'
   slipway status a b --watch >/dev/null && echo both completed
 
-A state that is not known is UNKNOWN. In a pipe --watch prints a line per change, as JSON with --json. It reads
-the files of the runs each second, and asks Slurm seldom, but at once when they say that a job began or ended.
+A state that is not known is UNKNOWN. In a pipe --watch prints a line per change, as JSON with --json. It
+reads the files of the runs each second, and asks Slurm at once when they say that a job began or ended.
 
 exit code:
   0    the state of every run is known; with --exit-code or --watch: and all completed

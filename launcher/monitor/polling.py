@@ -49,8 +49,8 @@ class StatusPoller(Generic[S]):
 
     `collect` asks the scheduler, `refresh` renews what files tell. Use it as a context; the first answer is
     there before. Without an answer the last known facts of a job stay, but its state is UNKNOWN: a display
-    that cannot see must not look healthy. Watching is given up after `patience` seconds without the state of any live job, and after `blind_patience` without an answer:
-    a controller that is restarted takes minutes.
+    that cannot see must not look healthy. Watching is given up after `patience` seconds without the state of
+    any live job, and after `blind_patience` without an answer: a controller that is restarted takes minutes.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ from launcher.slurm.notations import format_time_limit, parse_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
 from launcher.ui.tables import REASON, since
-from slipway.common.node.events import Event
 from slipway.common.node.marks import JobAttempt, cancelled_at, chain_end, time_limit
 
 

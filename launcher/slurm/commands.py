@@ -2,8 +2,8 @@
 
 Slurm's own commands are patient too: they try for 9 s if no daemon listens, and for MessageTimeout (10 s by
 default) if it does not answer; squeue of a single job does so twice. A dead controller therefore
-gets one more try at most. Where a site limits the calls of a user (rl_enable), they sleep until the next is due,
-for a minute under the tightest limit known: no time limit here is shorter.
+gets one more try at most. Where a site limits the calls of a user (rl_enable), they sleep until the next is
+due, for a minute under the tightest limit known: no time limit here is shorter.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def says_no_slurm(message: str) -> bool:
 
 
 def ask(command: Sequence[str], environment: Mapping[str, str]) -> Answer:
-    """Run one of Slurm's commands once, for `ANSWER_SECONDS`; raise Unreachable if it is missing or silent."""
+    """Run one of Slurm's commands once; raise Unreachable if it is missing, or silent."""
     try:
         return run(command, environment, ANSWER_SECONDS)
     except TimeoutError as error:
