@@ -17,8 +17,8 @@ from launcher.slurm.notations import limit_seconds
 from slipway.common.node.settings import ChainSettings, ContainerSettings, Settings
 
 _PACKAGE = Path(slipway.supervisor.__file__).parent
-# The modules of slipway/common that the supervisor needs, in the syntax of Python 3.6.
-_FLOOR = ("__init__.py", "common/__init__.py", "common/files.py", "common/node/*.py")
+# The modules beside it that the supervisor needs, in the syntax of Python 3.6.
+_FLOOR = ("__init__.py", "common/__init__.py", "common/files.py", "common/node/*.py", "watch/*.py")
 # The oldest that a zip file can hold.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 _REGULAR_FILE = 0o100644 << 16
