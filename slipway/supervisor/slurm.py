@@ -1,8 +1,8 @@
 """Slurm's commands as a job calls them: each with a time-out, and without exceptions.
 
 Questions have ``--all``: without it Slurm shows users nothing of a hidden partition; and ``--local``, which
-saves a call about federations. Where a site limits a user's calls (rl_enable), commands sleep until the next is
-due: a minute under the tightest limit known, so that the time limits here are longer.
+saves a call about federations. Where a site limits a user's calls (rl_enable), commands sleep until the next
+is due, for a minute under the tightest limit known: the time limits here are longer.
 
 If Slurm does not answer, the result is ``None`` or an empty text: the training goes on without.
 """
