@@ -16,7 +16,7 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpoints, summary
-from launcher.monitor.progress import Progress
+from launcher.monitor.progress import Progress, Silence, find_silence, read_schedule
 from launcher.monitor.provenance_report import Difference, difference_of, encode
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
@@ -95,6 +95,13 @@ def _find_end(
     return end.ended if end is not None else None
 
 
+def silence_of(status: JobStatus, progress: Progress) -> Silence | None:
+    """Return the unusual silence of a training whose job runs."""
+    if status.state is not State.RUNNING:
+        return None
+    return find_silence(progress, elapsed_seconds(status), time.time())
+
+
 def elapsed_seconds(status: JobStatus) -> int | None:
     """Return the time that a job ran, in seconds."""
     if status.elapsed is None:
@@ -140,6 +147,16 @@ class StatusRow(LaunchStatus):
     def eta(self) -> float | None:
         """Seconds to the end of the training, while it runs."""
         return self.progress.eta if self.state is State.RUNNING else None
+
+    @property
+    def silence(self) -> Silence | None:
+        return silence_of(self, self.progress)
+
+    @property
+    def full_reason(self) -> str | None:
+        """Return the reason and the job's judgement in one line, or its silence."""
+        silence = self.silence
+        return str(silence) if silence else super().full_reason
 
     @property
     def differs(self) -> Difference | None:
@@ -208,6 +225,8 @@ class StatusRow(LaunchStatus):
             "val_loss": encode(self.progress.validation_loss),
             "tokens_per_second": encode(self.progress.tokens_per_second),
             "eta_seconds": encode(self.eta),
+            "step_seconds": self.progress.pace.interval,
+            "no_step_seconds": self.silence and round(self.silence.seconds, 1),
             "differs": self.differs.to_json() if self.differs else None,
             "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
         }
@@ -273,7 +292,8 @@ def _add_progress(item: LaunchStatus) -> StatusRow:
 
 def _read_progress(item: LaunchStatus, launch: Launch) -> Progress:
     with contextlib.suppress(OSError):  # another user's run that may not be read
-        return Progress(newest_events(launch, restarted=item.has_restarted))
+        events = newest_events(launch, restarted=item.has_restarted)
+        return Progress(events, read_schedule(launch.paths.config))
     return Progress()
 
 

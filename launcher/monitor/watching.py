@@ -37,13 +37,14 @@ def watch(
 
 
 def watch_in_lines(poller: StatusPoller[StatusRow], write: Callable[[StatusRow], str]) -> Snapshot[StatusRow]:
-    """Print a line for each launch, and again whenever its state, its reason or its nodes change."""
+    """Print a line for each launch, and again when its state, reason or nodes change, or it falls silent."""
     printed: dict[Path, tuple[object, ...]] = {}
     with poller:
         while True:
             snapshot = poller.snapshot()
             for row in snapshot.rows:
-                shown = (row.state, row.reason, row.nodes, row.restarts, str(row.chain))
+                is_silent = row.silence is not None
+                shown = (row.state, row.reason, row.nodes, row.restarts, str(row.chain), is_silent)
                 if printed.get(row.directory) != shown:
                     printed[row.directory] = shown
                     print(write(row), flush=True)
