@@ -6,7 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpoints, summary
-from launcher.monitor.progress import Progress
+from launcher.monitor.progress import Progress, Silence, find_silence, read_schedule
 from launcher.monitor.provenance_report import Difference, difference_of, encode
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
@@ -25,7 +25,6 @@ from launcher.slurm.notations import format_time_limit, parse_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
 from launcher.ui.tables import REASON, since
-from slipway.common.node.events import Event
 from slipway.common.node.marks import JobAttempt, cancelled_at, chain_end, time_limit
 
 
@@ -96,6 +95,13 @@ def _find_end(
     return end.ended if end is not None else None
 
 
+def silence_of(status: JobStatus, progress: Progress) -> Silence | None:
+    """Return the unusual silence of a training whose job runs."""
+    if status.state is not State.RUNNING:
+        return None
+    return find_silence(progress, elapsed_seconds(status), time.time())
+
+
 def elapsed_seconds(status: JobStatus) -> int | None:
     """Return the time that a job ran, in seconds."""
     if status.elapsed is None:
@@ -141,6 +147,16 @@ class StatusRow(LaunchStatus):
     def eta(self) -> float | None:
         """Seconds to the end of the training, while it runs."""
         return self.progress.eta if self.state is State.RUNNING else None
+
+    @property
+    def silence(self) -> Silence | None:
+        return silence_of(self, self.progress)
+
+    @property
+    def full_reason(self) -> str | None:
+        """Return the reason and the job's judgement in one line, or its silence."""
+        silence = self.silence
+        return str(silence) if silence else super().full_reason
 
     @property
     def differs(self) -> Difference | None:
@@ -209,6 +225,8 @@ class StatusRow(LaunchStatus):
             "val_loss": encode(self.progress.validation_loss),
             "tokens_per_second": encode(self.progress.tokens_per_second),
             "eta_seconds": encode(self.eta),
+            "step_seconds": self.progress.pace.interval,
+            "no_step_seconds": self.silence and round(self.silence.seconds, 1),
             "differs": self.differs.to_json() if self.differs else None,
             "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
         }
@@ -267,11 +285,26 @@ def collect_status(refs: Sequence[RunRef]) -> list[StatusRow]:
 def _add_progress(item: LaunchStatus) -> StatusRow:
     if item.launch is None:
         return StatusRow.extending(item)
-    events: list[Event] = []
-    with contextlib.suppress(OSError):  # another user's run that may not be read
-        events = newest_events(item.launch, restarted=item.has_restarted)
     transitions, damaged = transitions_of(item.launch, item), find_damaged_checkpoints(item.launch)
-    return StatusRow.extending(item, progress=Progress(events), transitions=transitions, damaged=damaged)
+    progress = _read_progress(item, item.launch)
+    return StatusRow.extending(item, progress=progress, transitions=transitions, damaged=damaged)
+
+
+def _read_progress(item: LaunchStatus, launch: Launch) -> Progress:
+    with contextlib.suppress(OSError):  # another user's run that may not be read
+        events = newest_events(launch, restarted=item.has_restarted)
+        return Progress(events, read_schedule(launch.paths.config))
+    return Progress()
+
+
+def refresh_progress(rows: Sequence[StatusRow]) -> list[StatusRow]:
+    """Read the progress of running jobs again; no scheduler is asked."""
+    return [
+        replace(row, progress=_read_progress(row, row.launch))
+        if row.launch and row.state is State.RUNNING
+        else row
+        for row in rows
+    ]
 
 
 def state_words(launch: Launch | None, status: JobStatus) -> list[str]:
