@@ -52,7 +52,7 @@ class JobState(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a watcher found at a time besides events; a text says why it could not look.
+    """Facts besides events that a watcher found at a time; a text says why it could not look.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Facts(NamedTuple):
 
 
 class Window:
-    """What is remembered of a run; it takes events and facts in the order of their times.
+    """The memory of a run; it takes events and facts in the order of their times.
 
     Attributes
     ----------
