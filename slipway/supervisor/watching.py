@@ -4,12 +4,15 @@ The processes of the hooks read, record and tell: a file system or a receiver th
 supervisor itself keeps what is remembered of the training from one look to the next.
 """
 
+import contextlib
+import json
 import os
 import signal
 import socket
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
+from slipway.common.files import write_atomic
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.events import End, Event, EventReader, HeldOut, Start, Train, Validation
 from slipway.common.node.settings import SLURM
@@ -19,7 +22,7 @@ from slipway.supervisor.job import Job
 from slipway.watch import parameters, telling
 from slipway.watch.detectors import FIRING, QUIET, Reading, read_all
 from slipway.watch.pace import Schedule
-from slipway.watch.windows import ChainState, DiskSpace, Facts, JobState, Window
+from slipway.watch.windows import ChainState, DiskSpace, Facts, JobState, Window, measure_disk
 
 # The name of the alert that a run ended before its training was done.
 ENDED = "ended"
@@ -71,6 +74,7 @@ class _Watch:
             "facts": facts,
             "verdict": None,
         }
+        _leave_sign(job, facts.time)
         for message in _record(job, [*readings, Reading(ENDED, QUIET, "the run goes on")]):
             job.say(f"watch: {message.event}: {message.why} ({message.name})")
             if message.reaction == _HOLD:
@@ -128,7 +132,7 @@ def _find_facts(job: Job) -> Facts:
     return Facts(
         time.time(),
         newest,
-        _measure_disk(settings.results or settings.run_dir),
+        measure_disk(settings.results or settings.run_dir),
         ChainState(
             job.link,
             chain.links,
@@ -139,12 +143,15 @@ def _find_facts(job: Job) -> Facts:
     )
 
 
-def _measure_disk(directory: str) -> Union[DiskSpace, str]:
-    try:
-        disk = os.statvfs(directory)
-    except OSError as error:
-        return f"the disk of {directory} cannot be asked: {error.strerror}"
-    return DiskSpace(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize)
+def _leave_sign(job: Job, now: float) -> None:
+    """Leave the time of this look, so that the login node leaves the training to the job."""
+    from slipway.watch.alerts import OUTBOX
+
+    with contextlib.suppress(OSError):
+        directory = os.path.join(job.settings.run_dir, OUTBOX)
+        os.makedirs(directory, exist_ok=True)
+        content = json.dumps({"job": job.id, "time": now})
+        write_atomic(os.path.join(directory, "job.json"), content + "\n", sync=False)
 
 
 def _record(job: Job, readings: Sequence[Reading]) -> "Sequence[Any]":
