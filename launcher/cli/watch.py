@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
-from launcher.errors import DONE, FAILED, NOT_KNOWN, WATCHING_ENDED, escape
+from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, WENT_WRONG, escape
 from launcher.jobs.lookup import RunRef, runs_in
 from launcher.runs.paths import display_path
 from launcher.slurm.states import State

@@ -31,6 +31,7 @@ from slipway.common.node.events import Event, HeldOut, Start
 from slipway.common.node.evidence import evidence, read_rank_failures
 from slipway.common.node.judging import Facts, find_rule, judge
 from slipway.common.node.marks import JobAttempt
+from slipway.watch.alerts import Alert, read_alerts
 
 # Slurm's word for a job that was put back into the queue; a job does not stay in this state.
 REQUEUED = "REQUEUED"
@@ -128,6 +129,12 @@ class LaunchRow:
         return []
 
     @property
+    def alerts(self) -> list[Alert]:
+        """The alerts that were opened while it was the run's newest launch."""
+        found = read_alerts(self.status.run_dir)
+        return [alert for alert in found if alert.first.origin.launch == self.number]
+
+    @property
     def differs(self) -> Difference | None:
         """The keys by which it is a different training than an earlier launch of the run."""
         return difference_of(self._manifest) if self._manifest else None
@@ -145,6 +152,7 @@ class LaunchRow:
         manifest = self._manifest
         return {
             "launch": self.number,
+            "alerts": [alert.to_json() for alert in self.alerts],
             **attributes(manifest, "tag", "job_id"),
             "state": self.status.state.value,
             **attributes(self.status, "reason", "exit_code"),

@@ -75,7 +75,7 @@ class Look:
             "readings": [
                 {**reading._asdict(), "values": list(map(str, reading.values))} for reading in self.readings
             ],
-            "alerts": [alert.newest.to_json() for alert in self.alerts],
+            "alerts": [alert.to_json() for alert in self.alerts],
             "new": [message.name for message in self.messages],
             "problem": self.problem,
         }

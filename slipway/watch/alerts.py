@@ -106,6 +106,20 @@ class Alert(NamedTuple):
     def is_open(self) -> bool:
         return self.newest.event != RESOLVED
 
+    def to_json(self) -> Dict[str, Any]:
+        """Return it for programs, as lists of runs have it."""
+        newest = self.newest
+        return {
+            "alert": newest.alert,
+            "open": self.is_open,
+            "why": self.first.why,
+            "step": self.first.step,
+            "since": self.first.since or self.first.time,
+            "until": None if self.is_open else newest.time,
+            "ended_because": None if self.is_open else newest.why,
+            "reaction": self.first.reaction,
+        }
+
 
 def read_messages(run_dir: AnyPath) -> List[Message]:
     """Return the messages of a run, oldest first; lines that are none are passed over."""
@@ -129,9 +143,14 @@ def group_by_alert(messages: Iterable[Message]) -> List[Alert]:
     return list(alerts.values())
 
 
+def read_alerts(run_dir: AnyPath) -> List[Alert]:
+    """Return the alerts of a run."""
+    return group_by_alert(read_messages(run_dir))
+
+
 def open_alerts(run_dir: AnyPath) -> List[Alert]:
     """Return the alerts of a run that are not over."""
-    return [alert for alert in group_by_alert(read_messages(run_dir)) if alert.is_open]
+    return [alert for alert in read_alerts(run_dir) if alert.is_open]
 
 
 def judge(
@@ -189,7 +208,7 @@ def record(
         If they cannot be written.
     """
     now = time.time() if now is None else now
-    alerts = group_by_alert(read_messages(run_dir))
+    alerts = read_alerts(run_dir)
     messages = judge(alerts, readings, now, origin, reactions)
     return [message for message in messages if _append(run_dir, message, now)]
 
