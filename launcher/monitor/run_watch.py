@@ -8,6 +8,7 @@ import json
 import logging
 import socket
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -198,7 +199,9 @@ def _deliver(services: Mapping[str, str], tell: Tell, route: str, run: Run, mess
     if route not in services:
         return routes.deliver(tell, route, run, message)
     try:
-        import apprise
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its many parts, about Pythons to come
+            import apprise
     except ImportError:
         raise UserError("watch.tell.apprise_file needs apprise", hint=install_command("tell")) from None
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its messages may have addresses with secrets

@@ -6,12 +6,10 @@ import json
 import multiprocessing
 import os
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,59 +22,16 @@ from slipway.watch.messages import Run
 from slipway.watch.outbox import FAILED, SENT, NotDelivered, deliver_all, find_last_attempts
 from slipway.watch.routes import touch
 from slipway.watch.telling import Alive, Mail, Tell, Webhook
+from tests.fakes.receiver import Receiver, receive
 
 ORIGIN = Origin(2, 3, "17")
 SPIKE = Reading("loss_spike", FIRING, "the loss is 9.1, its median 3.2", 1200, 1e9, (3.2, 3.1, 9.1))
 
 
-class Receiver(ThreadingHTTPServer):
-    """An HTTP server that keeps what it is sent; `code` is its answer, None makes it hang."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.bodies: list[Any] = []
-        self.code: int | None = 200
-        self.location = ""
-        self.released = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/services/T0-SECRET-PATH"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.server.code is None:
-            self.server.released.wait(30)
-            return
-        if self.server.code == 200:
-            self.server.bodies.append(json.loads(body) if body else None)
-        self.send_response(self.server.code)
-        if self.server.location:
-            self.send_header("Location", self.server.location)
-        self.end_headers()
-
-    do_GET = do_POST
-
-    def log_message(self, *_arguments: object) -> None:
-        pass
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield server
-    server.released.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with receive() as server:
+        yield server
 
 
 @pytest.fixture
