@@ -199,15 +199,15 @@ def _deliver(services: Mapping[str, str], tell: Tell, route: str, run: Run, mess
     if route not in services:
         return routes.deliver(tell, route, run, message)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its many parts, about Pythons to come
-            import apprise
+        import apprise
     except ImportError:
         raise UserError("watch.tell.apprise_file needs apprise", hint=install_command("tell")) from None
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its messages may have addresses with secrets
     service = apprise.Apprise()
-    if not service.add(services[route]):
-        raise NotDelivered("apprise does not know this kind of address")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its many parts, which it imports now, about Pythons to come
+        if not service.add(services[route]):
+            raise NotDelivered("apprise does not know this kind of address")
     if not service.notify(body=compose_text(run, message), title=compose_subject(run, message)):
         raise NotDelivered(f"apprise could not deliver to {services[route].partition(':')[0]}")
     return None
