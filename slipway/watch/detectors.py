@@ -10,6 +10,8 @@ from slipway.watch.windows import Window
 QUIET, FIRING, BLIND = "quiet", "firing", "blind"
 
 _GIB = 1 << 30
+# Seconds after which what Slurm says is no moment between two states.
+_PATIENCE = 180.0
 # The fewest samples of free space that have a slope.
 _SLOPE_SAMPLES = 6
 
@@ -200,7 +202,7 @@ def read_chain(window: Window, parameters: Parameters) -> Reading:
         if chain.has_successor is None:
             return _blind(window, name, f"{link}: nobody can say if the next one is in the queue")
         began = window.conditions.get(name)
-        if began is not None and window.now - began >= parameters.chain.patience:
+        if began is not None and window.now - began >= _PATIENCE:
             return _fire(window, name, f"{link} has no successor in the queue", began=began)
         return _quiet(window, name, f"{link} has a successor")
     if missing is None:
@@ -215,7 +217,7 @@ def read_job(window: Window, parameters: Parameters) -> Reading:
     if isinstance(job, str):
         return _blind(window, name, job)
     began = window.conditions.get(name)
-    if began is not None and window.now - began >= parameters.job.patience:
+    if began is not None and window.now - began >= _PATIENCE:
         state = "Slurm does not know the job" if job.state is None else f"Slurm says {job.state}"
         return _fire(window, name, f"{state}, and its supervisor left no mark of the end", began=began)
     return _quiet(window, name, "the job has ended" if job.has_end_mark else f"Slurm says {job.state}")

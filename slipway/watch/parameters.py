@@ -21,7 +21,6 @@ class Spike(NamedTuple):
     enough: float = 12.0
     steps: int = 4
     least: float = 0.01
-    calm: int = 20
 
 
 class NoStep(NamedTuple):
@@ -45,12 +44,10 @@ class Checkpoint(NamedTuple):
 
 class Chain(NamedTuple):
     reaction: str = "notify"
-    patience: float = 180.0
 
 
 class Job(NamedTuple):
     reaction: str = "notify"
-    patience: float = 180.0
 
 
 class Disk(NamedTuple):
@@ -71,7 +68,7 @@ class Parameters(NamedTuple):
 
     non_finite: NonFinite = NonFinite()
     loss_spike: Spike = Spike()
-    grad_norm_spike: Spike = Spike(steps=3, least=0.05)
+    grad_norm_spike: Spike = Spike(enough=9.0, steps=3, least=0.05)
     no_step: NoStep = NoStep()
     throughput: Throughput = Throughput()
     checkpoint: Checkpoint = Checkpoint()

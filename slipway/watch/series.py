@@ -11,6 +11,8 @@ from slipway.watch.parameters import Spike, Throughput
 _LEVEL, _RESTS, _LEAST, _LAG = 64, 128, 24, 8
 # Steps between two looks at the rests' spread, which changes slowly.
 _SIGMA_EVERY = 8
+# Values in a row that end a spike.
+_CALM = 20
 # Steps after which a new level is the usual one.
 _SETTLED = 1000
 # Values for a small plot.
@@ -76,7 +78,7 @@ class Spikes:
     Logarithms are compared. A value's rest is its distance from the median of the values before it, its score
     the rest in sigmas of the rests before it. What of the scores exceeds `sigmas` adds up from step to step
     (Page's cumulative sum, Biometrika 41, 1954), limited so that `steps` values are needed: the spike
-    begins where the sum reaches `enough`. It ends after `calm` values in a row below `sigmas`, when the
+    begins where the sum reaches `enough`. It ends after twenty values in a row below `sigmas`, when the
     training begins again, or when the values have stayed on a new level for long, then the usual one.
 
     Attributes
@@ -151,7 +153,7 @@ class Spikes:
                 self._newest.clear()
             return
         self._calm = self._calm + 1 if excess < 0 else 0
-        if self._calm >= parameters.calm:
+        if self._calm >= _CALM:
             self.restart(forget=False)
         elif step - (self.since_step or 0) > _SETTLED:
             self.restart(forget=True)

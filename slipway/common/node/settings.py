@@ -137,7 +137,7 @@ class Settings(NamedTuple):
     container: Optional[ContainerSettings] = None
     results: Optional[str] = None
     metrics: Optional[str] = None
-    watch: Mapping[str, Any] = {}
+    watch: Mapping[str, Mapping[str, Any]] = {}
     tell: Mapping[str, Any] = {}
 
 
