@@ -104,6 +104,7 @@ def supervisor_settings(plan: Plan) -> Settings:
         results=results,
         metrics=f"{results}/{paths.metrics.name}",
         watch=watch_settings(plan.watch),
+        tell=plan.watch.tell.model_dump(),
     )
 
 

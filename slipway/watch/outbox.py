@@ -146,7 +146,13 @@ def _is_due(last: Result, host: str, now: float) -> bool:
 def _is_gone(by: str, host: str) -> bool:
     """Return True if a claim is that of a process of this host that has ended."""
     where, _, process = by.rpartition(":")
-    return where == host and process.isdigit() and not os.path.exists(f"/proc/{process}")
+    if where != host or not process.isdigit():
+        return False
+    try:
+        with open(f"/proc/{process}/status", encoding="utf-8", errors="replace") as stream:
+            return "State:\tZ" in stream.read()  # ended, and not reaped yet
+    except OSError:
+        return True
 
 
 def _read(run_dir: AnyPath, key: Tuple[str, str], attempt: int) -> Result:
