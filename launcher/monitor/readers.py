@@ -1,4 +1,4 @@
-"""The readers of a launch's events: our trainer's, and NeMo's progress lines in a job's log."""
+"""The readers of a launch's events: our trainer's, and those that other engines write to a job's log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slipway.common.node.events import (
     read_head_and_tail,
     select_newest,
 )
-from slipway.common.node.progress_lines import NemoReader, read_nemo_end
+from slipway.common.node.progress_lines import READERS, BatchSizes, ProgressReader
 
 _COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 
@@ -49,24 +49,23 @@ def newest_events(launch: Launch, *, restarted: bool = False) -> list[Event]:
     """Return the events that `launcher.monitor.progress.Progress` needs, read quickly."""
     if not _has_events_in_log(launch):
         return read_head_and_tail(launch.paths.metrics, restarted=restarted)
-    tokens = tokens_per_step(launch.paths.config)
+    reader, sizes = READERS[launch.manifest.engine], batch_sizes(launch.paths.config)
     # The log of a link that has just begun has no step yet.
     logs = reversed(job_logs(launch)) if launch.is_chain else [find_log(launch)]
-    return next((events for log in logs if (events := read_nemo_end(log, tokens))), [])
+    return next((events for log in logs if (events := reader(log, sizes).read_end())), [])
 
 
 def _has_events_in_log(launch: Launch) -> bool:
-    """Return True if the trainer is NeMo's, which writes its steps to the job's log."""
-    return launch.manifest.engine == "nemo" and launch.manifest.job_id is not None
+    return launch.manifest.engine in READERS and launch.manifest.job_id is not None
 
 
 class LogsReader:
-    """A reader of NeMo's events from the log of a job, or from the logs of a chain's links in their order."""
+    """A reader of the events in the log of a job, or in the logs of a chain's links in their order."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._tokens = tokens_per_step(launch.paths.config)
-        self._readers: dict[Path, NemoReader] = {}
+        self._sizes = batch_sizes(launch.paths.config)
+        self._readers: dict[Path, ProgressReader] = {}
 
     def newest(self, steps: int) -> list[Event]:
         return select_newest(self.stream(), steps)
@@ -75,28 +74,26 @@ class LogsReader:
         logs = job_logs(self._launch) if self._launch.is_chain else []
         for log in logs or [find_log(self._launch)]:
             if log not in self._readers:
-                self._readers[log] = NemoReader(log, self._tokens)
+                self._readers[log] = READERS[self._launch.manifest.engine](log, self._sizes)
         for reader in self._readers.values():
             yield from reader.stream()
 
 
-def tokens_per_step(config: Path) -> int | None:
-    """Return the tokens of a step, batch size times sequence length, of a GPT's job; ``None`` if they vary.
+def batch_sizes(config: Path) -> BatchSizes:
+    """Return the batch size of a job, and the sequence length of its GPT or BERT.
 
     Both are searched for in the text of the configuration: parsing YAML takes a hundred times longer.
     """
     try:
         text = read_text(config)
     except (OSError, ValueError):
-        return None
+        return BatchSizes()
     batch, length, growing = (
-        re.search(rf"^  {key}: *(\S+)", text, re.MULTILINE)
+        match[1] if (match := re.search(rf"^  {key}: *(\S+)", text, re.MULTILINE)) else "null"
         for key in ("global_batch_size", "encoder_seq_length", "rampup_batch_size")
     )
-    if not (batch and length) or (growing and growing.group(1) != "null"):
-        return None
-    sizes = (batch.group(1), length.group(1))
-    return int(sizes[0]) * int(sizes[1]) if all(map(_COUNT.fullmatch, sizes)) else None
+    samples, tokens = (int(size) if _COUNT.fullmatch(size) else None for size in (batch, length))
+    return BatchSizes(samples if growing == "null" else None, tokens)
 
 
 # --- the steps of a run
