@@ -138,6 +138,21 @@ def test_a_recorded_training_of_a_t5() -> None:
     assert MegatronReader(RECORDED / "megatron_lm_0.16.1_t5.log", SIZES).read_end() == events
 
 
+def test_recorded_links_of_a_chain() -> None:
+    """Two jobs of core_v0.12.3, one log after the other: a signal ended the first one after step 5."""
+    events = list(MegatronReader(RECORDED / "megatron_lm_0.12.3_gpt.log", SIZES).stream())
+    assert [event.step for event in events if isinstance(event, Start)] == [0, 5]
+    assert steps_of(events) == list(range(1, 13))
+    (end,) = (event for event in events if isinstance(event, End))
+    assert (end.step, end.reason) == (5, "SIGTERM")
+    times = [event.time for event in events]
+    assert times == sorted(times)
+    # The times of steps 6 to 12 are 3 whole seconds apart; the steps took 2.2.
+    progress = Progress(events)
+    assert progress.steps_per_second == pytest.approx(6 / 2.2, rel=0.3)
+    assert progress.tokens_per_second == pytest.approx(2048 / 0.3717)
+
+
 # --- times
 
 
@@ -249,6 +264,7 @@ SKIPPED = COUNTS.replace("0", "1", 1)
         (line(1, loss="lm loss: inf | "), math.inf),
         (line(1, loss="sop loss: 7.000000E-01 | lm loss: 2.500000E+00 | "), 2.5),
         (line(1, loss="loss: 7.000000E-01 | "), 0.7),
+        (line(1, loss="load_balancing_loss: 1.0 | ", rest=SCALE.replace("1.250", "nan") + COUNTS), math.nan),
         (line(1, loss=""), None),
     ],
 )
@@ -310,6 +326,18 @@ def test_the_end_of_a_long_log_gives_the_same_progress(tmp_path: Path) -> None:
     assert MegatronReader(path).read_end() == [] == list(MegatronReader(path).stream())
     missing = MegatronReader(tmp_path / "none")
     assert missing.read_end() == [] == list(missing.stream())
+
+
+@pytest.mark.timeout(60)
+def test_endless_lines_take_no_endless_time(tmp_path: Path) -> None:
+    for words in (
+        " iteration 1/1 | a",
+        "loaded checkpoint from ",
+        "[exiting program ",
+        "validation loss at ",
+    ):
+        path = written(tmp_path / "log", words * ((1 << 20) // len(words)) + "\n" + line(1))
+        assert steps_of(list(MegatronReader(path).stream())) == [1], words
 
 
 def test_a_log_is_read_while_it_is_written(tmp_path: Path) -> None:

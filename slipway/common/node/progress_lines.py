@@ -70,12 +70,9 @@ class ProgressReader:
                 size = stream.seek(0, os.SEEK_END)
                 blocks = blocks_back(stream, max(size - _SEARCH_BYTES, 0), size, _TAIL_BYTES)
                 last = next((start for start, block in blocks if self.step_words in block), size)
-                self._offset = max(
-                    last - _LONGEST_LINE, 0
-                )  # where a line began that the block has the end of
-                validation = b""
-                if self.validation_words:
-                    validation = find_last_line(stream, self.validation_words, self._offset)
+                self._offset = max(last - _LONGEST_LINE, 0)  # a line that ends in the block began before
+                words = self.validation_words
+                validation = find_last_line(stream, words, self._offset) if words else b""
         except FileNotFoundError:
             return []
         events = list(self.stream())
@@ -117,7 +114,7 @@ class ProgressReader:
             yield content[:length]
 
     def _blocks_back(self, stream: BinaryIO, begin: int) -> Iterator[bytes]:
-        """Read the complete lines from a byte on, the last ones first."""
+        """Read the lines from a byte on, the last ones first; some of them twice."""
         for _, block in blocks_back(stream, begin, self._offset, _BLOCK_BYTES, overlap=_LONGEST_LINE):
             yield block
 
@@ -184,13 +181,9 @@ class NemoReader(ProgressReader):
 
 def _points(content: bytes) -> List[_Point]:
     return [
-        _Point(int(match.group(1)), int(match.group(2)), _seconds(match.group(3)), _metrics(match.group(4)))
-        for match in _LINE.finditer(content)
+        _Point(int(step), int(steps), _seconds(clock), _numbers(_METRIC.findall(rest)))
+        for step, steps, clock, rest in _LINE.findall(content)
     ]
-
-
-def _metrics(text: bytes) -> Dict[str, float]:
-    return _numbers(_METRIC.findall(text))
 
 
 def _numbers(pairs: Iterable[Tuple[bytes, bytes]]) -> Dict[str, float]:
@@ -217,15 +210,17 @@ _TIME_BEFORE = re.compile(rb"\[" + _TIME + rb"\] *\Z")
 _LONGEST_TIME = 32
 _STEP = re.compile(rb"iteration +(\d{1,15})/ *(\d{1,15}) \|([^\r\n]*)")
 _VALIDATION = re.compile(rb"validation loss at iteration +(\d{1,15})(?: on validation set)? \|([^\r\n]*)")
-_LOADED = re.compile(rb"load(?:ed|ing) [^\r\n]*checkpoint from [^\r\n]* at iteration +(\d{1,15})")
+_LOADED = re.compile(rb"load(?:ed|ing) [^\r\n]{0,40}checkpoint from [^\r\n]{1,1024} at iteration +(\d{1,15})")
 _SAVED = re.compile(rb"successfully saved checkpoint (?:from|at) iteration +(\d{1,15}) to ")
 _MOMENT = re.compile(
-    rb"\[(before the start of training step|after training is done|exiting program [^\]\r\n]*)\] datetime: "
-    + _TIME
+    rb"\[(before the start of training step|after training is done|exiting program [^\]\r\n]{0,80})\]"
+    rb" datetime: " + _TIME
 )
 # A value torn by another rank's message is not followed by a blank and a bar.
-_FIELD = re.compile(rb" ([A-Za-z][^:|]*): +([^ |/]+)(?:/[^ |]+)?(?= \|)")  # AMD's fork adds means
-_VALUE = re.compile(rb" ([A-Za-z][^:|]*) value: +([^ |]+)(?= \|)")
+_FIELD = re.compile(rb" ([A-Za-z][^:|]{0,60}): +([^ |/]+)(?:/[^ |]+)?(?= \|)")  # AMD's fork adds means
+_VALUE = re.compile(rb" ([A-Za-z][^:|]{0,60}) value: +([^ |]+)(?= \|)")
+# The loss of language models, and of others; a line has further ones, such as that of a router.
+_LOSSES = ("lm loss", "loss", "total loss")
 _SIGNAL = re.compile(rb"SIG[A-Z0-9]+")
 _MILLISECONDS = "elapsed time per iteration (ms)"
 # A node's clock may be before that of the file system.
@@ -272,13 +267,9 @@ class MegatronReader(ProgressReader):
             steps = [_find_time(step) for step in _STEP.finditer(block)]
             times = [time for time in (*steps, *_MOMENT.finditer(block)) if time]
             if self._is_utc is None and times:
-                newest = max(times, key=_position)
-                local, utc, latest = (
-                    _unix_time(newest, False),
-                    _unix_time(newest, True),
-                    changed + _CLOCK_SKEW,
-                )
-                # A container may be in UTC, whatever the node is in.
+                newest, latest = max(times, key=_position), changed + _CLOCK_SKEW
+                local, utc = (_unix_time(newest, is_utc) for is_utc in (False, True))
+                # A container may be in UTC: the last time that is not after the change is right.
                 self._is_utc = local > latest or local < utc <= latest
             if steps:
                 return steps[-1] is not None
@@ -308,7 +299,7 @@ class MegatronReader(ProgressReader):
         step, before = int(match.group(1)), self._step
         seconds = (read_int(1000 * fields.get(_MILLISECONDS, 0.0), 0) or 0) / 1e6
         is_first = before is None or step <= before
-        self._advance(seconds if before is None or is_first else seconds * (step - before), match)
+        self._advance(seconds * (1 if before is None or step <= before else step - before), match)
         if self._now == -math.inf:
             return  # a torn line, before any that has a time
         self._step, self._max_steps = step, int(match.group(2))
@@ -361,9 +352,8 @@ def _find_time(step: Match[bytes]) -> Optional[Match[bytes]]:
 
 
 def _unix_time(match: Match[bytes], is_utc: Optional[bool]) -> float:
-    return _minute(match.group("date"), match.group("hour"), match.group("minute"), is_utc) + float(
-        match.group("second")
-    )
+    date, hour, minute, second = match.group("date", "hour", "minute", "second")
+    return _minute(date, hour, minute, is_utc) + float(second)
 
 
 @lru_cache(maxsize=64)
@@ -378,9 +368,7 @@ def _minute(date: bytes, hour: bytes, minute: bytes, is_utc: Optional[bool]) -> 
 
 def _loss(fields: Mapping[str, float]) -> Optional[float]:
     """Return the loss of a step; one that is not a number is left out of its line."""
-    loss = fields.get("lm loss")
-    if loss is None:
-        loss = next((value for name, value in fields.items() if name.endswith("loss")), None)
+    loss = next((fields[name] for name in _LOSSES if name in fields), None)
     if loss is None:
         is_nan = math.isnan(fields.get("grad norm", 0.0)) or fields.get("number of nan iterations", 0) > 0
         return math.nan if is_nan else None
