@@ -230,8 +230,8 @@ _CLOCK_SKEW = 60.0
 class MegatronReader(ProgressReader):
     """A reader of the lines of Megatron-LM, Megatron-Bridge and their forks.
 
-    Times are those of the lines. Releases before 2024 print none: theirs are counted back from the log's last
-    change, by the elapsed times of the steps.
+    Times are those of the lines. Releases before core_v0.6 print none: theirs are counted back from the log's
+    last change, by the elapsed times of the steps.
     """
 
     step_words = _MILLISECONDS.encode()
