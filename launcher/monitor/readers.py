@@ -20,7 +20,8 @@ from slipway.common.node.events import (
     read_head_and_tail,
     select_newest,
 )
-from slipway.common.node.progress_lines import READERS, BatchSizes, ProgressReader
+from slipway.common.node.progress_lines import READERS, UNKNOWN_SIZES, ProgressReader, TrainingSizes
+from slipway.common.node.tensorboard import TAGS, TensorboardReader
 
 _COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 
@@ -49,23 +50,33 @@ def newest_events(launch: Launch, *, restarted: bool = False) -> list[Event]:
     """Return the events that `launcher.monitor.progress.Progress` needs, read quickly."""
     if not _has_events_in_log(launch):
         return read_head_and_tail(launch.paths.metrics, restarted=restarted)
-    reader, sizes = READERS[launch.manifest.engine], batch_sizes(launch.paths.config)
+    reader, sizes = READERS[launch.manifest.engine], training_sizes(launch.paths.config)
     # The log of a link that has just begun has no step yet.
     logs = reversed(job_logs(launch)) if launch.is_chain else [find_log(launch)]
-    return next((events for log in logs if (events := reader(log, sizes).read_end())), [])
+    events = next((events for log in logs if (events := reader(log, sizes).read_end())), [])
+    return events or _tensorboard_reader(launch, sizes).read_end()
 
 
 def _has_events_in_log(launch: Launch) -> bool:
     return launch.manifest.engine in READERS and launch.manifest.job_id is not None
 
 
+def _tensorboard_reader(launch: Launch, sizes: TrainingSizes) -> TensorboardReader:
+    return TensorboardReader(launch.paths.results, TAGS[launch.manifest.engine], sizes)
+
+
 class LogsReader:
-    """A reader of the events in the log of a job, or in the logs of a chain's links in their order."""
+    """A reader of the events in the log of a job, or in the logs of a chain's links in their order.
+
+    Where no log has any, those in TensorBoard's files count.
+    """
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._sizes = batch_sizes(launch.paths.config)
+        self._sizes = training_sizes(launch.paths.config)
         self._readers: dict[Path, ProgressReader] = {}
+        self._has_lines = False
+        self._tensorboard = _tensorboard_reader(launch, self._sizes)
 
     def newest(self, steps: int) -> list[Event]:
         return select_newest(self.stream(), steps)
@@ -76,24 +87,28 @@ class LogsReader:
             if log not in self._readers:
                 self._readers[log] = READERS[self._launch.manifest.engine](log, self._sizes)
         for reader in self._readers.values():
-            yield from reader.stream()
+            for event in reader.stream():
+                self._has_lines = True
+                yield event
+        if not self._has_lines:
+            yield from self._tensorboard.stream()
 
 
-def batch_sizes(config: Path) -> BatchSizes:
-    """Return the batch size of a job, and the sequence length of its GPT or BERT.
+def training_sizes(config: Path) -> TrainingSizes:
+    """Return the steps of a training and its batch size, and the sequence length of a GPT or BERT.
 
-    Both are searched for in the text of the configuration: parsing YAML takes a hundred times longer.
+    They are searched for in the text of the configuration: parsing YAML takes a hundred times longer.
     """
     try:
         text = read_text(config)
     except (OSError, ValueError):
-        return BatchSizes()
-    batch, length, growing = (
+        return UNKNOWN_SIZES
+    steps, batch, length, growing = (
         match[1] if (match := re.search(rf"^  {key}: *(\S+)", text, re.MULTILINE)) else "null"
-        for key in ("global_batch_size", "encoder_seq_length", "rampup_batch_size")
+        for key in ("max_steps", "global_batch_size", "encoder_seq_length", "rampup_batch_size")
     )
-    samples, tokens = (int(size) if _COUNT.fullmatch(size) else None for size in (batch, length))
-    return BatchSizes(samples if growing == "null" else None, tokens)
+    values = (steps, batch if growing == "null" else growing, length)
+    return TrainingSizes(*(int(value) if _COUNT.fullmatch(value) else None for value in values))
 
 
 # --- the steps of a run

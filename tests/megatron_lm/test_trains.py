@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
+from slipway.common.node.events import Train, Validation
 from slipway.common.node.marks import link_jobs
+from slipway.common.node.tensorboard import TAGS, TensorboardReader
 from tests.chains.recorded_directories import entries, installed_versions, write_recording
 from tests.megatron_lm.conftest import CPU, HERE, MegatronLm
 
@@ -257,3 +259,7 @@ def check_views(run: Path, sandbox: Sandbox, before: int, last: int) -> None:
     assert {name: checks[name] for name in names} == dict.fromkeys(names, "ok"), checks
     launch = show("history")[-1]
     assert (launch["first_step"], launch["step"]) == (before, last), launch
+    events = list(TensorboardReader(run / "newest" / "results", TAGS["megatron_lm"]).stream())
+    assert [event.step for event in events if isinstance(event, Train)] == list(range(before + 1, last + 1))
+    held_out = [event.loss for event in events if isinstance(event, Validation)]
+    assert held_out[-1] == pytest.approx(status["val_loss"], rel=1e-5)

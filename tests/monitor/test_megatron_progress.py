@@ -22,12 +22,12 @@ from monitor_samples import COMPLETED, RUNNING, FakeScheduler, Runs, log, slipwa
 from launcher.monitor.progress import Progress
 from slipway.common.node import progress_lines
 from slipway.common.node.events import End, Event, Start, Train, Validation
-from slipway.common.node.progress_lines import BatchSizes, MegatronReader
+from slipway.common.node.progress_lines import MegatronReader, TrainingSizes
 
 pytestmark = pytest.mark.usefixtures("fast")
 
 RECORDED = Path(__file__).parent / "recorded"
-SIZES = BatchSizes(32, 64)
+SIZES = TrainingSizes(None, 32, 64)
 # Noon of a day, as this machine's clock shows it.
 NOON = time.mktime((2026, 11, 24, 12, 0, 0, 0, 0, -1))
 

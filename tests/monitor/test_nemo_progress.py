@@ -10,9 +10,9 @@ import pytest
 from monitor_samples import COMPLETED, RUNNING, FakeScheduler, Runs, log, slipway
 
 from launcher.monitor.progress import Progress
-from launcher.monitor.readers import batch_sizes
+from launcher.monitor.readers import training_sizes
 from slipway.common.node.events import Start, Train, Validation
-from slipway.common.node.progress_lines import BatchSizes, NemoReader
+from slipway.common.node.progress_lines import NemoReader, TrainingSizes
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -40,7 +40,7 @@ def line(step: int, clock: str = "00:10", loss: str = "9.030", validation: str =
 
 
 def test_a_recorded_log_is_read() -> None:
-    events = list(NemoReader(RECORDED, BatchSizes(2, 64)).stream())
+    events = list(NemoReader(RECORDED, TrainingSizes(400, 2, 64)).stream())
     starts = [event for event in events if isinstance(event, Start)]
     assert [(start.step, start.max_steps) for start in starts] == [(0, 400)]
     steps = [event.step for event in events if isinstance(event, Train)]
@@ -133,15 +133,15 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [
-        (CONFIG.format(rampup="null"), (2, 64)),
-        (CONFIG.format(rampup="[8, 8, 1000]"), (None, 64)),  # the batch grows
-        (CONFIG.format(rampup="null").replace("encoder_seq_length", "seq_length_dec"), (2, None)),
-        (CONFIG.format(rampup="null").replace("global_batch_size: 2", "global_batch_size: 2x"), (None, 64)),
-        ("", (None, None)),
+        (CONFIG.format(rampup="null"), (400, 2, 64)),
+        (CONFIG.format(rampup="[8, 8, 1000]"), (400, None, 64)),  # the batch grows
+        (CONFIG.format(rampup="null").replace("encoder_seq_length", "seq_length_dec"), (400, 2, None)),
+        (CONFIG.format(rampup="null").replace("batch_size: 2", "batch_size: 2x"), (400, None, 64)),
+        ("", (None, None, None)),
     ],
 )
-def test_sizes_of_a_batch(tmp_path: Path, text: str, sizes: tuple[int | None, int | None]) -> None:
+def test_sizes_of_a_training(tmp_path: Path, text: str, sizes: tuple[int | None, ...]) -> None:
     path = tmp_path / "x_hydra.yaml"
     path.write_text(text)
-    assert batch_sizes(path) == sizes
-    assert batch_sizes(tmp_path / "none") == (None, None)
+    assert training_sizes(path) == sizes
+    assert training_sizes(tmp_path / "none") == (None, None, None)

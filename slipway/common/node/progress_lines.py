@@ -26,14 +26,22 @@ _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 13
 
 
-class BatchSizes(NamedTuple):
-    """The samples of a step and the tokens of a sample; ``None`` if unknown, or if they vary."""
+class TrainingSizes(NamedTuple):
+    """The steps of a training, the samples of a step and the tokens of a sample.
 
+    Each is ``None`` if it is not known, or varies.
+    """
+
+    steps: Optional[int] = None
     samples: Optional[int] = None
     tokens: Optional[int] = None
 
+    @property
+    def tokens_per_step(self) -> Optional[int]:
+        return self.samples * self.tokens if self.samples and self.tokens else None
 
-_UNKNOWN_SIZES = BatchSizes()
+
+UNKNOWN_SIZES = TrainingSizes()
 
 
 class ProgressReader:
@@ -51,7 +59,7 @@ class ProgressReader:
     validation_words = b""
     line_ends: Tuple[bytes, ...] = (b"\n",)
 
-    def __init__(self, path: AnyPath, sizes: BatchSizes = _UNKNOWN_SIZES) -> None:
+    def __init__(self, path: AnyPath, sizes: TrainingSizes = UNKNOWN_SIZES) -> None:
         self.path = path
         self._sizes = sizes
         self._offset = 0
@@ -145,9 +153,9 @@ class NemoReader(ProgressReader):
     step_words = b"global_step="
     line_ends = (b"]", b"\n", b"\r")  # the bar's last line has no end but its bracket
 
-    def __init__(self, path: AnyPath, sizes: BatchSizes = _UNKNOWN_SIZES) -> None:
+    def __init__(self, path: AnyPath, sizes: TrainingSizes = UNKNOWN_SIZES) -> None:
         super().__init__(path, sizes)
-        self._tokens = sizes.samples * sizes.tokens if sizes.samples and sizes.tokens else None
+        self._tokens = sizes.tokens_per_step
         self._last: Optional[_Point] = None
         self._validation: Optional[str] = None
 
@@ -237,7 +245,7 @@ class MegatronReader(ProgressReader):
     step_words = _MILLISECONDS.encode()
     validation_words = b"validation loss at iteration "
 
-    def __init__(self, path: AnyPath, sizes: BatchSizes = _UNKNOWN_SIZES) -> None:
+    def __init__(self, path: AnyPath, sizes: TrainingSizes = UNKNOWN_SIZES) -> None:
         super().__init__(path, sizes)
         self._now = -math.inf  # the time of the last step's line
         self._is_utc: Optional[bool] = None
