@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from launcher.jobs.launches import Launch
@@ -55,6 +56,14 @@ def newest_events(launch: Launch, *, restarted: bool = False) -> list[Event]:
     logs = reversed(job_logs(launch)) if launch.is_chain else [find_log(launch)]
     events = next((events for log in logs if (events := reader(log, sizes).read_end())), [])
     return events or _tensorboard_reader(launch, sizes).read_end()
+
+
+def first_and_newest_events(launch: Launch) -> list[Event]:
+    """Return the newest events after the first one, with the step from which the training began."""
+    newest = newest_events(launch)
+    # The end of a log does not say it; the ends of our trainer's file do.
+    first = islice(LogsReader(launch).stream(), 1) if newest and _has_events_in_log(launch) else ()
+    return [*first, *newest]
 
 
 def _has_events_in_log(launch: Launch) -> bool:
