@@ -17,7 +17,7 @@ from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpo
 from launcher.monitor.logs import FAILURES
 from launcher.monitor.progress import Progress
 from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of, encode
-from launcher.monitor.readers import all_events, newest_events
+from launcher.monitor.readers import all_events, first_and_newest_events
 from launcher.monitor.run_status import attributes, elapsed_seconds, links_to_json
 from launcher.runs.manifest import Manifest
 from launcher.runs.paths import JOB_ID_LOG, launch_numbers
@@ -210,7 +210,7 @@ def _row(status: LaunchStatus, before: Launch | None) -> LaunchRow:
     stretches = _stretches(attempts) if several and alone else []
     whole = _Stretch()
     with contextlib.suppress(OSError):  # another user's run that may not be read
-        for event in all_events(launch) if several else newest_events(launch):
+        for event in all_events(launch) if several else first_and_newest_events(launch):
             whole.take(event)
             for stretch in stretches:
                 if not isinstance(event, HeldOut) and stretch.covers(event.time):  # that has no time

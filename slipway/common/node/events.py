@@ -234,14 +234,14 @@ def read_head_and_tail(
             skipped = content.find(b"\n") + 1  # the end of a line that began before
             newest = parse_events(content[skipped:].rpartition(b"\n")[0])
             if not any(isinstance(event, Validation) for event in newest):
-                first += find_last_line(stream, _VALIDATION, size - tail + skipped)
+                first += parse_events(find_last_line(stream, _VALIDATION, size - tail + skipped))
             return first + newest
     except FileNotFoundError:
         return []
 
 
-def find_last_line(stream: BinaryIO, words: bytes, before: int) -> List[Event]:
-    """Return the event of the last line with `words` before a byte; empty if none is near."""
+def find_last_line(stream: BinaryIO, words: bytes, before: int) -> bytes:
+    """Return the last line with `words` before a byte; empty if none is near."""
     least, overlap = max(before - _SEARCH_BYTES, 0), len(words) - 1
     for start, block in blocks_back(stream, least, before, _BLOCK_BYTES, growth=4, overlap=overlap):
         place = block.rfind(words)
@@ -251,5 +251,5 @@ def find_last_line(stream: BinaryIO, words: bytes, before: int) -> List[Event]:
             stream.seek(begin)
             content = stream.read(2 * _LONGEST_LINE)
             line = content.rfind(b"\n", 0, at - begin) + 1
-            return parse_events(content[line:].partition(b"\n")[0])
-    return []
+            return content[line:].partition(b"\n")[0]
+    return b""
