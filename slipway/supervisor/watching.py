@@ -4,17 +4,21 @@ The processes of the hooks read, record and tell: a file system or a receiver th
 supervisor itself keeps what is remembered of the training from one look to the next.
 """
 
+import base64
 import contextlib
 import json
 import os
+import pickle
 import signal
 import socket
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from collections import deque
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 from slipway.common.files import write_atomic
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.events import End, Event, EventReader, HeldOut, Start, Train, Validation
+from slipway.common.node.progress_lines import READERS, ProgressReader
 from slipway.common.node.settings import SLURM
 from slipway.supervisor.chain import Ending
 from slipway.supervisor.hooks import Hook, Verdict
@@ -58,18 +62,17 @@ class _Watch:
     def __init__(self, job: Job) -> None:
         self._parameters = parameters.from_json(job.settings.watch)
         self._window = Window(self._parameters, Schedule())
-        self._offset: Optional[int] = None
+        self._reader: Union[EventReader, ProgressReader, None] = None
 
     def look(self, job: Job) -> Dict[str, Any]:
         """Read what is new, judge and record it; return what the supervisor has to remember.
 
         With it goes the verdict, if the tasks are to end.
         """
-        events, offset = self._read_events(job)
-        facts = _find_facts(job)
+        events, facts = self._read_events(job), _find_facts(job)
         readings = self._remember(events, facts)
-        answer = {
-            "offset": offset,
+        answer: Dict[str, Any] = {
+            "reader": base64.b64encode(pickle.dumps(self._reader)).decode(),
             "events": [(type(event).__name__, *event) for event in events],
             "facts": facts,
             "verdict": None,
@@ -85,7 +88,7 @@ class _Watch:
 
     def take(self, job: Job, answer: Dict[str, Any]) -> Optional[Verdict]:
         """Remember what a look has found; return the verdict that ends the tasks, if any."""
-        self._offset = answer["offset"]
+        self._reader = pickle.loads(base64.b64decode(answer["reader"]))
         events = [_KINDS[kind](*values) for kind, *values in answer["events"]]
         moment, checkpoint, disk, chain, state = answer["facts"]
         facts = Facts(
@@ -104,22 +107,23 @@ class _Watch:
         self._window.take_facts(facts)
         return read_all(self._window, self._parameters)
 
-    def _read_events(self, job: Job) -> Tuple[List[Event], int]:
-        """Return the new events, at most as many as a look takes, and the offset after them."""
-        path = job.settings.metrics or ""
-        offset = self._offset
-        if offset is None:
-            try:
-                offset = max(os.stat(path).st_size - _FIRST_BYTES, 0)
-            except OSError:
-                offset = 0
-        reader = EventReader(path, offset)
-        events: List[Event] = []
-        for event in reader.stream():
-            events.append(event)
-            if len(events) >= _MOST_EVENTS:
-                break
-        return events, reader.offset
+    def _read_events(self, job: Job) -> List[Event]:
+        """Return the new events, of very many the last ones."""
+        if self._reader is None:
+            self._reader = _open_reader(job)
+        return list(deque(self._reader.stream(), maxlen=_MOST_EVENTS))
+
+
+def _open_reader(job: Job) -> Union[EventReader, ProgressReader]:
+    """Return the reader of the file of events, with what the links before have left; or of this job's log."""
+    settings = job.settings
+    if settings.engine in READERS:
+        return READERS[settings.engine](f"{settings.log}{job.id}.out")
+    path = settings.metrics or ""
+    try:
+        return EventReader(path, max(os.stat(path).st_size - _FIRST_BYTES, 0))
+    except OSError:
+        return EventReader(path)
 
 
 def _find_facts(job: Job) -> Facts:

@@ -25,7 +25,9 @@ sleep %s
 """
 
 
-def watched_chain(tmp_path: Path, watch: dict[str, Any], **tell: Any) -> ScriptedChain:
+def watched_chain(
+    tmp_path: Path, watch: dict[str, Any], engine: str = "megatron", **tell: Any
+) -> ScriptedChain:
     """Write a chain whose job looks ten times a second, and tells people with a program."""
     chain = write_chain(tmp_path)
     program = write_program(
@@ -33,7 +35,7 @@ def watched_chain(tmp_path: Path, watch: dict[str, Any], **tell: Any) -> Scripte
     )
     path = chain.directory / "supervisor.json"
     settings = json.loads(path.read_text())
-    settings |= {"watch": watch, "tell": {"command": [str(program)], "every": 0.1, **tell}}
+    settings |= {"engine": engine, "watch": watch, "tell": {"command": [str(program)], "every": 0.1, **tell}}
     path.write_text(json.dumps(settings))
     chain.plan.paths.results.mkdir(exist_ok=True)
     # As srun does, it passes signals on.
@@ -116,3 +118,20 @@ def test_a_receiver_that_hangs_holds_up_neither_tasks_nor_link(tmp_path: Path) -
     assert time.monotonic() - began < 30, output
     # It is in the outbox, for whoever comes next.
     assert "non_finite-1.1" in [each.name for each in messages(chain)], output
+
+
+def test_the_steps_of_megatron_lm_are_read_from_the_log(tmp_path: Path) -> None:
+    chain = watched_chain(tmp_path, {}, engine="megatron_lm")
+    line = " iteration %8d/ 1000 | consumed samples: %12d | elapsed time per iteration (ms): 20.0"
+    line += " | learning rate: 1.0E-04 | global batch size: 8 | lm loss: %s | grad norm: 1.0 |"
+    chain.tasks(f"""
+for step in {{1..60}}; do
+  sleep 0.02
+  loss=3.0E+00; [ $step -gt 30 ] && loss=nan
+  printf ' [%(%Y-%m-%d %H:%M:%S)T]'; printf '{line}\\n' $step $((8 * step)) $loss
+done
+sleep 0.5
+""")
+    _, output = chain.run()
+    (opened,) = (each for each in messages(chain) if each.name == "non_finite-1.1")
+    assert opened.step == 31, output
