@@ -25,7 +25,7 @@ from launcher.slurm.notations import expand_tasks
 from launcher.slurm.questions import JobQuestions
 from launcher.slurm.records import Record, group_by_job, script_of
 from launcher.slurm.states import HELD_STATES, Action, State
-from slipway.common.node.marks import cancelled_at
+from slipway.common.node.marks import cancelled_at, chain_end
 
 # Messages of `sbatch --test-only` about jobs that sbatch itself queues: nodes are drained, busy or too few.
 _WOULD_WAIT = (
@@ -216,10 +216,12 @@ class SlurmScheduler:
 
 
 def _left_no_mark(ref: JobRef, status: JobStatus) -> bool:
-    """Return True if a job ended without marks of its start and of a cancellation."""
+    """Return True if a job ended without marks of its start, of a cancellation and of its chain's end."""
     if not status.state.is_final or status.elapsed not in (None, "00:00:00"):
         return False
-    return not ref.attempts(ref.job_id) and cancelled_at(ref.launch_dir, ref.job_id) is None
+    directory = ref.launch_dir
+    is_marked = ref.attempts(ref.job_id) or cancelled_at(directory, ref.job_id) or chain_end(directory)
+    return not is_marked
 
 
 def _queue_tells_all(ref: JobRef, records: Sequence[Record]) -> bool:
