@@ -1,4 +1,4 @@
-"""When to ask a scheduler about jobs again: seldom, and soon after their files contradict its last answer.
+"""The times at which a scheduler is asked again: seldom, and soon after files contradict its last answer.
 
 A controller serves thousands of users, and sites limit the calls of each; files tell of most changes.
 """

@@ -96,7 +96,8 @@ class StatusPoller(Generic[S]):
         rows = [self._keep_known_state(_add_time(row, since), is_old or given_up) for row in newest]
         why = next((row.unanswered for row in newest if row.unanswered), None)
         is_silent = is_old or why is not None
-        given_up |= not is_silent and now - self._seen_live > self._patience
+        # Between answers, because one may take longer.
+        given_up |= not is_silent and self._answered - self._seen_live > self._patience
         is_over = given_up or all(row.state.is_final for row in rows)
         return Snapshot(rows, age if is_silent else None, why, is_over)
 
@@ -148,7 +149,7 @@ def _add_time(row: S, seconds: float) -> S:
 
 
 def job_poller(
-    launch: Launch, interval: float = ASK_SECONDS, patience: float = 60.0, blind_patience: float = 180.0
+    launch: Launch, interval: float = ASK_SECONDS, patience: float = 60.0, blind_patience: float = 300.0
 ) -> StatusPoller[LaunchStatus]:
     """Return the polled status of one launch, which is given up after `patience` seconds without a state."""
     return StatusPoller(lambda: poll([launch]), interval, patience, blind_patience)

@@ -3,7 +3,7 @@
 Slurm's own commands are patient too: they try for 9 s if no daemon listens, and for MessageTimeout (10 s by
 default) if it does not answer; squeue of a single job does so twice. A dead controller therefore
 gets one more try at most. Where a site limits the calls of a user (rl_enable), they sleep until the next is
-due, for a minute under the tightest limit known: no time limit here is shorter.
+due, for one or two minutes under the tightest limit known: no time limit here is shorter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipway.common.backoff import double_wait
 
 logger = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 80.0
+ANSWER_SECONDS = 150.0
 # After this time a warning explains the wait.
 _NOTICE_SECONDS = 3.0
 

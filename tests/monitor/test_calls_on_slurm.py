@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,18 @@ TRAINING = [
     "training.trainer.devices=1",
     "training.model.tensor_model_parallel_size=1",
     "cluster=sandbox",
+]
+TINY = [
+    f"cluster.python={sys.executable}",
+    "training.trainer.max_steps=1000000",
+    "training.trainer.val_check_interval=100000",
+    "training.model.encoder_seq_length=32",
+    "training.model.max_position_embeddings=32",
+    "training.model.num_layers=1",
+    "training.model.hidden_size=32",
+    "training.model.micro_batch_size=4",
+    "training.model.global_batch_size=4",
+    "+training.model.override_vocab_size=512",
 ]
 # The third link completes; the others leave to be continued.
 LINKS = 3
@@ -80,6 +95,12 @@ class User:
             time.sleep(0.5)
         time.sleep(3)  # its job ends
 
+    def wait_for_step(self, run: str, after: int = 9) -> None:
+        deadline = time.monotonic() + 120
+        while ((row := self.row(run))["step"] or 0) <= after:
+            assert row["state"] in ("PENDING", "RUNNING") and time.monotonic() < deadline, row
+            time.sleep(1)
+
     def calls(self) -> int:
         answer = subprocess.run(
             ["sdiag"], env=self.environment, check=True, capture_output=True, text=True
@@ -112,18 +133,28 @@ def make_user(sandbox: Sandbox, directory: Path) -> User:
     return replace(found[0], others=found)
 
 
+def find_processes(word: str, uid: int) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if process.stat().st_uid == uid and word in (process / "cmdline").read_text().split("\0"):
+                found.append(int(process.name))
+    return found
+
+
 def documented(repository: Path) -> dict[str, int]:
     """Return the calls by what makes them, of the table in the administrators' page."""
     text = (repository / "docs" / "administrators.md").read_text()
     rows = re.findall(r"^\| ([^|]+) \| (\d+) \|", text, re.MULTILINE)
-    return {name.strip("`"): int(count) for name, count in rows}
+    return {name.replace("`", ""): int(count) for name, count in rows}
 
 
 def test_calls_are_as_documented(plain_sandbox: Sandbox, short_directory: Path, repository: Path) -> None:
     user = make_user(plain_sandbox, short_directory)
+    payload = user.directory / "waits.sh"
     measured = {
         "slipway launch": user.count(lambda: user.launch("waits", "", "cluster.partition=cloud")),
-        "slipway check": user.count(lambda: user.slipway("check", *TRAINING)),
+        "slipway check": user.count(lambda: user.slipway("check", *TRAINING, f"cluster.python={payload}")),
         "slipway status": user.count(lambda: user.slipway("status")),
         "slipway list runs": user.count(lambda: user.slipway("list", "runs")),
         "slipway history RUN": user.count(lambda: user.slipway("history", "waits")),
@@ -131,31 +162,62 @@ def test_calls_are_as_documented(plain_sandbox: Sandbox, short_directory: Path, 
         "slipway release RUN": user.count(lambda: user.slipway("release", "waits")),
         "slipway cancel RUN": user.count(lambda: user.slipway("cancel", "waits")),
     }
-    user.launch("hours", "exec sleep 3600")
     # Each link lives for some seconds, and a real one for hours: nobody watches.
     before = user.calls()
     user.launch("chain", CHAIN, f"resilience.links={LINKS + 1}")
     user.wait_for_end("chain")
     links = user.calls() - before - measured["slipway launch"]
     measured["a link of a chain"] = -(-links // LINKS)
+    check_table(repository, measured)
 
-    def watch(watcher: User, *words: str) -> int:
-        def run() -> None:
-            with pytest.raises(subprocess.TimeoutExpired):
-                watcher.slipway(*words, "--base-results-dir", str(user.directory / "results"), timeout=60)
 
-        return watcher.count(run)
-
-    watched = [("follow", "hours"), ("status", "--watch"), ("logs", "-f", "hours")]
-    with ThreadPoolExecutor() as pool:  # each is another user's
-        counts = pool.map(lambda pair: watch(pair[0], *pair[1]), zip(user.others, watched, strict=True))
-    names = ("slipway follow RUN", "slipway status --watch", "slipway logs -f RUN")
-    measured |= {f"a minute of `{name}`": count for name, count in zip(names, counts, strict=True)}
-    user.slipway("cancel", "hours", "--wait")
-    print(json.dumps(measured, indent=1))
+def check_table(repository: Path, measured: dict[str, int]) -> None:
     table = documented(repository)
-    assert {name: count for name, count in measured.items() if count > table.get(name, -1)} == {}
-    assert all(count <= 4 for name, count in measured.items() if name.startswith("a minute of"))
+    assert {name: count for name, count in measured.items() if count > table.get(name, -1)} == {}, measured
+
+
+@pytest.mark.trainer
+def test_watching_a_training_that_hangs(
+    plain_sandbox: Sandbox, short_directory: Path, repository: Path
+) -> None:
+    """A rank is stopped for a minute: each view says so, and hardly calls Slurm."""
+    user = make_user(plain_sandbox, short_directory)
+    user.slipway("launch", *TRAINING, *TINY, "training.run.name=hangs")
+    user.wait_for_step("hangs")
+    assert user.row("hangs")["no_step_seconds"] is None
+    ranks = find_processes("slipway.trainer.pretrain", user.uid)
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    time.sleep(4)  # the silence is unusual after a minute, which the views then see before their own is over
+
+    def watch(watcher: User, *words: str) -> tuple[int, str]:
+        before = watcher.calls()
+        with pytest.raises(subprocess.TimeoutExpired) as end:
+            watcher.slipway(*words, "--base-results-dir", str(user.directory / "results"), timeout=59.5)
+        return watcher.calls() - before, (end.value.stdout or b"").decode()
+
+    watched = {
+        "slipway follow RUN": ("follow", "hangs"),
+        "slipway status --watch": ("status", "--watch"),
+        "slipway logs -f RUN": ("logs", "-f", "hangs"),
+    }
+    with ThreadPoolExecutor() as pool:  # each is another user's
+        views = list(
+            pool.map(lambda pair: watch(pair[0], *pair[1]), zip(user.others, watched.values(), strict=True))
+        )
+    for _, output in views[:2]:
+        assert re.search(r"no new step for 1 m \d+ s \(usual: [\d.e-]+ s\)", output), output
+    row = user.row("hangs")
+    assert row["state"] == "RUNNING" and row["no_step_seconds"] > 60 > row["step_seconds"]
+    assert re.search("RUNNING .*no new step for 1 m", user.slipway("status"))
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
+    user.wait_for_step("hangs", after=row["step"])
+    assert user.row("hangs")["no_step_seconds"] is None
+    user.slipway("cancel", "hangs", "--wait")
+    counts = {f"a minute of {name}": count for name, (count, _) in zip(watched, views, strict=True)}
+    check_table(repository, counts)
+    assert max(counts.values()) <= 4
 
 
 @pytest.mark.skipif(not slurm_is_at_least(23, 2), reason="Slurm limits the calls of a user from 23.02 on")
