@@ -155,11 +155,12 @@ def read_deadline(window: Window, parameters: Parameters) -> Reading:
     seconds = _find_remaining(window)
     if seconds is None:
         return _blind(window, name, "the end is not known: too few steps, or no max_steps")
+    late = window.now + seconds - at
+    why = f"the training ends {say_duration(abs(late))} {'after' if late > 0 else 'before'} the deadline"
     # Once late, it has to be ahead by a fiftieth.
-    late = window.now + seconds * (1.02 if name in window.since else 1.0) - at
-    if late > 0:
-        return _fire(window, name, f"the training ends {say_duration(late)} after the deadline")
-    return _quiet(window, name, f"the training ends {say_duration(-late)} before the deadline")
+    if late + (0.02 * seconds if name in window.since else 0.0) > 0:
+        return _fire(window, name, why)
+    return _quiet(window, name, why)
 
 
 # --- facts

@@ -7,6 +7,8 @@ from slipway.watch.parameters import NoStep
 from slipway.watch.series import SortedWindow
 
 _STEPS, _PAUSES = 64, 16
+# The fewest intervals that have a usual one.
+_FEWEST = 4
 # An interval of so many usual ones had a pause in it: a validation, a save, an evaluation.
 _PAUSE = 3
 
@@ -74,8 +76,8 @@ class Pace:
 
     @property
     def interval(self) -> Optional[float]:
-        """The usual seconds between two steps' events; ``None`` before the third step."""
-        return self._intervals.median if self._intervals else None
+        """The usual seconds between two steps' events; ``None`` while few are known."""
+        return self._intervals.median if len(self._intervals) >= _FEWEST else None
 
     @property
     def steps_per_second(self) -> Optional[float]:
