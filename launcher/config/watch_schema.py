@@ -27,7 +27,7 @@ def _check_time(text: str) -> str:
     return text
 
 
-class Webhook(StrictModel):
+class WebhookConfig(StrictModel):
     """A service that takes a POST."""
 
     url_file: Line | None = None
@@ -35,7 +35,7 @@ class Webhook(StrictModel):
     key_file: Line | None = None
 
 
-class Mail(StrictModel):
+class MailConfig(StrictModel):
     """A mail server, and the addresses."""
 
     server: Annotated[Line, matching(r"[\w.-]+(:[0-9]{1,5})?", "expected HOST or HOST:PORT")] | None = None
@@ -45,21 +45,21 @@ class Mail(StrictModel):
     password_file: Line | None = None
 
 
-class Alive(StrictModel):
+class AliveConfig(StrictModel):
     """A dead man's switch."""
 
     file: Line | None = None
     url_file: Line | None = None
 
 
-class Tell(StrictModel):
+class TellConfig(StrictModel):
     """The ways to tell people of alerts."""
 
     command: LineList = Field(default_factory=list)
-    webhook: Webhook = Webhook()
-    mail: Mail = Mail()
+    webhook: WebhookConfig = WebhookConfig()
+    mail: MailConfig = MailConfig()
     apprise_file: Line | None = None
-    alive: Alive = Alive()
+    alive: AliveConfig = AliveConfig()
     timeout: Positive = 10.0
     every: Positive = 15.0
 
@@ -97,7 +97,9 @@ def _make_watch() -> type[BaseModel]:
         section = _make_section(name, defaults)
         # Launches that were stored before there was a detector have its defaults.
         sections[name] = (section, Field(default_factory=section))
-    return create_model("watch", __base__=StrictModel, tell=(Tell, Field(default_factory=Tell)), **sections)
+    return create_model(
+        "watch", __base__=StrictModel, tell=(TellConfig, Field(default_factory=TellConfig)), **sections
+    )
 
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ if TYPE_CHECKING:
     class Watch(BaseModel):
         """The section: the detectors' keys are made at run time."""
 
-        tell: Tell = Tell()
+        tell: TellConfig = TellConfig()
 else:
     Watch = _make_watch()
 

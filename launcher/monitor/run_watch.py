@@ -50,7 +50,7 @@ _OF_THE_JOB = "job"
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at a run found.
+    """The findings of one look at a run.
 
     `job_looks` is True while its job looks at itself; `problem` is why nothing could be recorded.
     """
