@@ -1,4 +1,4 @@
-"""The ways to tell people of a run's alerts: ``watch.tell`` in the configuration and in ``supervisor.json``."""
+"""The ways to tell people of alerts: ``watch.tell`` in the configuration and in ``supervisor.json``."""
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
