@@ -16,7 +16,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from launcher.monitor.progress import Progress
 from slipway.common.node import tensorboard
 from slipway.common.node.events import Start, Train, Validation
-from slipway.common.node.progress_lines import TrainingSizes
+from slipway.common.node.progress_lines import READERS, TrainingSizes
 from slipway.common.node.tensorboard import TAGS, TensorboardReader
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -54,6 +54,10 @@ def test_steps_of_nemo_are_counted_from_1(tmp_path: Path) -> None:
     assert [event.step for event in events if isinstance(event, Train)] == list(range(2, 101))
     held_out = [event[1:] for event in events if isinstance(event, Validation)]
     assert held_out == [(50, 2.25), (100, 2.25)]
+
+
+def test_each_engine_that_writes_lines_writes_scalars() -> None:
+    assert TAGS.keys() == READERS.keys()
 
 
 def test_iterations_of_megatron_lm(tmp_path: Path) -> None:

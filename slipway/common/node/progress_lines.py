@@ -255,7 +255,7 @@ class MegatronReader(ProgressReader):
         # The time at which the next attempt began, and the iteration that it loaded; 0 where it loaded none.
         self._began: Optional[float] = None
         self._loaded: Optional[int] = None
-        self._is_whole = False
+        self._is_whole = False  # the log was read from its first byte on
 
     def _read(self, stream: BinaryIO, begin: int, changed: float) -> Iterator[Event]:
         if begin == 0:

@@ -57,7 +57,7 @@ class TensorboardReader:
         self._offsets: Dict[str, int] = {}
         self._begun: Set[str] = set()  # the files of which a scalar was read
         self._pattern = re.compile(
-            rb"\x09(.{8})(?:\x10([\x80-\xff]{0,8}[\x00-\x7f]))?\x2a[\x00-\x7f]\x0a[\x00-\x7f]\x0a[\x00-\x7f]("
+            rb"\x09(.{8})(?:\x10([\x80-\xff]{0,7}[\x00-\x7f]))?\x2a[\x00-\x7f]\x0a[\x00-\x7f]\x0a[\x00-\x7f]("
             + "|".join(map(re.escape, tags[:5])).encode()
             + rb")\x15(.{4})",
             re.DOTALL,
