@@ -125,6 +125,7 @@ def refuse_resume(config: RunConfig, resume: ResumeNode) -> None:
 
 def prepare(stage: str, node: RunConfigNode, config: RunConfig, number: int) -> StageRun:
     """Prepare a launch of a stage; raise UserError if its names or its changes to the cluster are wrong."""
+    _check_tell(config)
     cluster = stage_cluster(config, stage)
     paths = launch_paths(stage, node, cluster, number)
     return StageRun(stage, config.model_copy(update={"cluster": cluster}), node, paths)
@@ -230,6 +231,29 @@ def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
         if name in job.environment:
             raise setting_error(f"{key}: env_vars.{name} is set too", hint=f"env_vars.{name}=null")
     return by_name
+
+
+def _check_tell(config: RunConfig) -> None:
+    """Refuse ways to tell people that cannot work.
+
+    Raises
+    ------
+    UserError
+        If a mail has no address, or a path cannot be one.
+    """
+    tell = config.watch.tell
+    for key, path in tell.files().items():
+        check_path(path, key)
+    if tell.mail.server is not None:
+        for key, value in (("to", tell.mail.to), ("sender", tell.mail.sender)):
+            if not value:
+                key = f"watch.tell.mail.{key}"
+                raise setting_error(
+                    f"{key} is not set, and watch.tell.mail.server is", hint=f"{key}=me@site.org"
+                )
+    if tell.webhook.style == "pagerduty" and tell.webhook.url_file and not tell.webhook.key_file:
+        key = "watch.tell.webhook.key_file"
+        raise setting_error(f"{key} is not set: PagerDuty needs a routing key", hint=f"{key}=FILE")
 
 
 def _mpi(job: Job, config: RunConfig) -> str | None:
