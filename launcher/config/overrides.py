@@ -15,10 +15,11 @@ from launcher.config.nemo_launcher import way
 from launcher.errors import UserError, did_you_mean, escape, literal, nearest, shortened
 
 # Each stage has a configuration group of the same name.
-STAGES = ("data_preparation", "training", "conversion", "evaluation", "workspace", "command")
+WORKSPACE = "workspace"
+STAGES = ("data_preparation", "training", "conversion", "evaluation", WORKSPACE, "command")
 GROUPS = ("cluster", *STAGES)
 # Further groups that a stage needs: a workspace has the environment of a training.
-_REQUIRED_GROUPS = {"workspace": ("training",)}
+_REQUIRED_GROUPS = {WORKSPACE: ("training",)}
 # The file that a launch is composed from.
 MAIN = "config"
 

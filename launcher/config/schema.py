@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
-
-from launcher.config.stage_schema import (
-    CommandConfig,
-    ConversionConfig,
-    DataPreparationConfig,
-    EvaluationConfig,
-    StrictModel,
-    TrainingConfig,
-    WorkspaceConfig,
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    TypeAdapter,
+    ValidationError,
+    create_model,
 )
+
+from launcher.config.stage_schema import StrictModel, TrainingConfig, disable_plugins
 from launcher.config.values import (
     Arguments,
     Constants,
@@ -43,8 +44,18 @@ from launcher.config.values import (
 )
 from launcher.errors import Mistakes
 from launcher.slurm.queue_flags import QueueFlags
-from slipway.common.sections import Section
+from slipway.common.section_types import Section
 
+if TYPE_CHECKING:
+    from launcher.config.late_stages import (
+        CommandConfig,
+        ConversionConfig,
+        DataPreparationConfig,
+        EvaluationConfig,
+        WorkspaceConfig,
+    )
+
+T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron", "megatron_lm"]
 StageName = Literal[
@@ -204,6 +215,46 @@ class Assumptions(Section):
     attained: Constants = field(default_factory=dict)
 
 
+if TYPE_CHECKING:
+    Late: TypeAlias = T | None
+else:
+
+    class Late:
+        """The node of a stage, or null; its class of `late_stages` is imported for a node alone."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __class_getitem__(cls, name: str) -> Any:
+            return Annotated[Any, cls(name)] | None
+
+        @cached_property
+        def model(self) -> type:
+            from launcher.config import late_stages
+
+            return getattr(late_stages, self._name)
+
+        @cached_property
+        def _adapter(self) -> Any:
+            from pydantic import TypeAdapter
+
+            return TypeAdapter(self.model)
+
+        def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+            """Return the schema by which pydantic reads and writes the node."""
+            read = {"type": "no-info", "function": self._read}
+            write = {"type": "function-plain", "function": self._write, "info_arg": True}
+            return {"type": "function-plain", "function": read, "serialization": write}
+
+        def _read(self, node: Any) -> Any:
+            with disable_plugins():
+                return self._adapter.validate_python(node)
+
+        def _write(self, node: Any, info: Any) -> Any:
+            with disable_plugins():
+                return self._adapter.dump_python(node, exclude_unset=info.exclude_unset)
+
+
 class RunConfig(StrictModel):
     """The whole configuration of one launch, checked.
 
@@ -240,11 +291,11 @@ class RunConfig(StrictModel):
     bcp_no_redirect: bool
     wandb_api_bcp_secret_key: NemoSecret
     training: TrainingConfig | None = None
-    data_preparation: DataPreparationConfig | None = None
-    conversion: ConversionConfig | None = None
-    evaluation: EvaluationConfig | None = None
-    workspace: WorkspaceConfig | None = None
-    command: CommandConfig | None = None
+    data_preparation: Late["DataPreparationConfig"] = None
+    conversion: Late["ConversionConfig"] = None
+    evaluation: Late["EvaluationConfig"] = None
+    workspace: Late["WorkspaceConfig"] = None
+    command: Late["CommandConfig"] = None
 
 
 def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:
