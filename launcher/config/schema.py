@@ -10,8 +10,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    SerializationInfo,
-    TypeAdapter,
     ValidationError,
     create_model,
 )
