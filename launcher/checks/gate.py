@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
@@ -18,10 +18,10 @@ from launcher.config.overrides import WORKSPACE
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script
-from launcher.schedulers import scheduler_for
-from launcher.schedulers.base import Acceptance
-from launcher.slurm.commands import NO_SLURM, Unreachable
 from launcher.stages.stage import stage_changes
+
+if TYPE_CHECKING:
+    from launcher.schedulers.base import Acceptance
 
 _logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def check_launch(
     """
     require_skippable(skipped)
     reports = check_drafts(drafts, skipped, look=look)
-    if not any(report.select(Severity.ERROR) for report in reports):
+    if look and not any(report.select(Severity.ERROR) for report in reports):
         _require_schedulers(reports)
     for warning in (mistake for report in reports for mistake in report.mistakes(Severity.WARNING)):
         _logger.warning("warning: %s", warning)
@@ -67,6 +67,8 @@ def check_launch(
 
 def _require_schedulers(reports: Sequence[CheckReport]) -> None:
     """Raise Unreachable without a scheduler: no warning matters then."""
+    from launcher.slurm.commands import NO_SLURM
+
     for report in reports:
         if report.draft.plan.job.stage == WORKSPACE:
             continue  # salloc is asked
@@ -179,6 +181,9 @@ def show_to_scheduler(
     `must_answer`. `validate` is a more patient `Scheduler.validate`, for any scheduler; by default only Slurm
     is asked.
     """
+    from launcher.schedulers import scheduler_for
+    from launcher.slurm.commands import Unreachable
+
     plan = report.draft.plan
     if SCHEDULER in report.skipped:
         return report

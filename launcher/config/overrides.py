@@ -6,10 +6,10 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import accumulate, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from launcher.config.nemo_launcher import way
 from launcher.errors import UserError, did_you_mean, escape, literal, nearest, shortened
@@ -67,8 +67,7 @@ _RECIPE = re.compile(r"(?P<name>[A-Za-z0-9][\w-]*)(?::(?P<flavor>[A-Za-z0-9][\w-
 _HYDRA_READS = re.compile(r"""['"\[{].*|.*(\$\{|\\).*|null|""", re.DOTALL | re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(NamedTuple):
     """One override in its parts; `value` is ``None`` where there is no ``=``."""
 
     text: str

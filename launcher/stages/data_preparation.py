@@ -68,7 +68,7 @@ def _plan(run: StageRun, preparation: DataPreparationConfig) -> Job:
     job = stage_job(
         run,
         resources(cluster, preparation.run, nodes=1, tasks=1),
-        replace(payload, array_key="--task" if _is_array(preparation) else None),
+        payload._replace(array_key="--task" if _is_array(preparation) else None),
         cluster=cluster,
         variables=cpu_environment(run),
         readable=readable,

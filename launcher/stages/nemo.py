@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +165,7 @@ def nemo_conversion_job(
     return stage_job(
         run,
         request_gpu_per_task(requested),
-        replace(payload, python_path=(root, *payload.python_path)),
+        payload._replace(python_path=(root, *payload.python_path)),
         engine="nemo",
         readable=readable,
         stage_config={"conversion": node},

@@ -14,7 +14,6 @@ from launcher.config.stage_schema import TrainerNode, TrainingConfig
 from launcher.errors import Mistakes, UserError, literal, setting_error
 from launcher.plan import Chain, Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
-from launcher.runs.trained import checkpoints_of
 from launcher.slurm.notations import parse_time_limit
 from launcher.stages.common import environment, resources, stage_job, trainer_payload
 from launcher.stages.stage import Engine, Stage, StageRun, training_paths
@@ -221,6 +220,9 @@ def _find_engine(name: str) -> Engine:
 
 
 def _writes(config: RunConfig, training: TrainingConfig) -> tuple[Path, ...]:
+    # Imported late: for a stage after the training.
+    from launcher.runs.trained import checkpoints_of
+
     checkpoints = checkpoints_of(dict(training), training_paths(config, training))
     return Path(training.run.results_dir), checkpoints
 
