@@ -45,13 +45,7 @@ from launcher.slurm.queue_flags import QueueFlags
 from slipway.common.section_types import Section
 
 if TYPE_CHECKING:
-    from launcher.config.late_stages import (
-        CommandConfig,
-        ConversionConfig,
-        DataPreparationConfig,
-        EvaluationConfig,
-        WorkspaceConfig,
-    )
+    from launcher.config import late_stages
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
@@ -214,14 +208,14 @@ class Assumptions(Section):
 
 
 if TYPE_CHECKING:
-    Late: TypeAlias = T | None
+    Late: TypeAlias = T | None  # for mypy, to which a class that is imported late is as any other
 else:
 
     class Late:
-        """The node of a stage, or null; its class of `late_stages` is imported for a node alone."""
+        """The node of a stage, or null: metadata for `Annotated`. A node alone imports its class."""
 
         def __init__(self, name: str) -> None:
-            self._name = name
+            self._name = name.removeprefix("late_stages.")
 
         def __class_getitem__(cls, name: str) -> Any:
             return Annotated[Any, cls(name)] | None
@@ -249,8 +243,7 @@ else:
                 return self._adapter.validate_python(node)
 
         def _write(self, node: Any, info: Any) -> Any:
-            with disable_plugins():
-                return self._adapter.dump_python(node, exclude_unset=info.exclude_unset)
+            return self._adapter.dump_python(node, exclude_unset=info.exclude_unset)
 
 
 class RunConfig(StrictModel):
@@ -289,11 +282,11 @@ class RunConfig(StrictModel):
     bcp_no_redirect: bool
     wandb_api_bcp_secret_key: NemoSecret
     training: TrainingConfig | None = None
-    data_preparation: Late["DataPreparationConfig"] = None
-    conversion: Late["ConversionConfig"] = None
-    evaluation: Late["EvaluationConfig"] = None
-    workspace: Late["WorkspaceConfig"] = None
-    command: Late["CommandConfig"] = None
+    data_preparation: Late["late_stages.DataPreparationConfig"] = None
+    conversion: Late["late_stages.ConversionConfig"] = None
+    evaluation: Late["late_stages.EvaluationConfig"] = None
+    workspace: Late["late_stages.WorkspaceConfig"] = None
+    command: Late["late_stages.CommandConfig"] = None
 
 
 def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:
