@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from launcher.config.schema import ClusterConfig, NumaMapping, RunConfig, parse
 from launcher.config.stage_schema import (
@@ -33,8 +33,7 @@ _OF_THE_LAUNCH = ("scheduler", "slurm_conf", "engine", "container")
 _MAPPINGS = ("env_vars", "env_expand", "sbatch", "spank", "gpu_types")
 
 
-@dataclass(frozen=True, slots=True)
-class StageRun:
+class StageRun(NamedTuple):
     """One launch of a stage, prepared for the function that plans its job.
 
     `config` has the cluster as `stage_cluster` changes it for the stage, `node` is the stage's own `run`.
@@ -62,8 +61,7 @@ def section(run: StageRun) -> dict[str, Any]:
     return dict(run.config.model_dump(include={run.stage}, exclude={run.stage: {"run"}})[run.stage])
 
 
-@dataclass(frozen=True, slots=True)
-class Stage(Generic[Node]):
+class Stage(NamedTuple, Generic[Node]):
     """One stage of those that `stages` names; `model` is its node in the configuration.
 
     `plan` plans the job of a launch, before `add_environment`. `split` returns a configuration for each job
@@ -99,8 +97,7 @@ class Stage(Generic[Node]):
         return replace(job, every=getattr(node, "every", None))
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(NamedTuple):
     """A program that trains.
 
     `configure` completes the configuration of a launch, or refuses keys that the program has no option for.

@@ -24,7 +24,7 @@ from launcher.checks.gathering.data import (
 )
 from launcher.checks.gathering.images import find_fetched_at_once, find_missing_image
 from launcher.checks.gathering.path_resolver import PathResolver, is_there, is_visible, opened
-from launcher.config.stage_schema import DataPreparationConfig
+from launcher.config.late_stages import DataPreparationConfig
 from launcher.drafting import Draft
 from launcher.errors import did_you_mean, explain_os_error, nearest_files
 from launcher.estimates.values import full
