@@ -211,7 +211,7 @@ def test_checkpoints_that_do_not_follow() -> None:
 
 
 CHAINS = [
-    (ChainState(1, 3, True, 500.0), QUIET, "has a successor"),
+    (ChainState(1, 3, True, 500.0), QUIET, "link 1 of 3 goes on"),
     (ChainState(1, 3, False, 500.0), FIRING, "link 1 of 3 has no successor in the queue"),
     (ChainState(1, 3, None, 500.0), BLIND, "nobody can say"),
     (
@@ -229,6 +229,8 @@ def test_chain_without_a_successor_or_used_up(chain: ChainState, state: str, why
     facts = [Facts(time, chain=chain) for time in (101.0, 300.0)]
     reading = watch(START, steps(1, 300), *facts)["chain"]
     assert (reading.state, why in reading.why) == (state, True), reading
+    interrupted = watch(START, steps(1, 300), End(301.0, 300, "max_time"), *facts)["chain"]
+    assert interrupted.state == state
     assert watch(START, steps(1, 300), *facts, End(301.0, 2000, "max_steps"))["chain"].state == QUIET
 
 
