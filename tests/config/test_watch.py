@@ -53,7 +53,7 @@ def test_deadline_without_a_zone_is_one_of_this_machine(time: str) -> None:
         ("watch.disk.hours=0", "expected a number above 0"),
         ("watch.throughput.steps=0", "expected 1 or more"),
         ("watch.loss_spike.sigma=3", "did you mean 'sigmas'?"),
-        ("watch.deadline.at=tomorrow", "expected a date and a time of day"),
+        ("watch.deadline.at=tomorrow", "expected a date and a time"),
         ("watch.disk=3", "expected keys below it"),
     ],
 )
@@ -66,5 +66,5 @@ def test_mistake_names_what_is_valid(override: str, words: str) -> None:
 
 @pytest.mark.parametrize("content", [{"x": {}}, {"disk": {"x": 1}}, {"disk": 3}])
 def test_unknown_parameters_are_refused(content: Any) -> None:
-    with pytest.raises((TypeError, AttributeError)):
+    with pytest.raises(ValueError, match="not of this version"):
         parameters.from_json(content)
