@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.watch.curves import Curve
 from slipway.common.node.events import Start, Train
-from slipway.watch.detectors import FIRING, read_grad_norm_spike, read_loss_spike, read_non_finite
+from slipway.watch.detectors import FIRING, look_for_grad_norm_spike, look_for_loss_spike, look_for_non_finite
 from slipway.watch.pace import Schedule
 from slipway.watch.parameters import Parameters
 from slipway.watch.windows import Window
@@ -26,9 +26,9 @@ Alarms = list[int]
 def find_ours(curve: Curve, parameters: Parameters = Parameters()) -> dict[str, Alarms]:  # noqa: B008
     """Return the alarms of our detectors, by their names."""
     readers = {
-        "non_finite": read_non_finite,
-        "loss_spike": read_loss_spike,
-        "grad_norm_spike": read_grad_norm_spike,
+        "non_finite": look_for_non_finite,
+        "loss_spike": look_for_loss_spike,
+        "grad_norm_spike": look_for_grad_norm_spike,
     }
     alarms: dict[str, Alarms] = {name: [] for name in readers}
     firing = dict.fromkeys(readers, False)

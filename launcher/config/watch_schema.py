@@ -21,9 +21,7 @@ def _check_time(text: str) -> str:
     try:
         datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(
-            "expected a date and a time of day: 2027-01-31T18:00, or 2027-01-31T18:00+01:00"
-        ) from None
+        raise ValueError("expected a date and a time: 2027-01-31T18:00, or 2027-01-31T18:00+01:00") from None
     return text
 
 
@@ -84,22 +82,14 @@ _NAMED: dict[str, Any] = {
 _TYPED: dict[type, Any] = {int: Annotated[Whole, Field(ge=1)], float: Positive}
 
 
-def _make_section(name: str, defaults: Any) -> type[BaseModel]:
-    fields: dict[str, Any] = {
-        key: (_NAMED.get(key) or _TYPED[type(value)], value) for key, value in defaults._asdict().items()
-    }
-    return create_model(f"watch.{name}", __base__=StrictModel, **fields)
-
-
 def _make_watch() -> type[BaseModel]:
-    sections: dict[str, Any] = {}
+    nodes: dict[str, Any] = {"tell": (TellConfig, Field(default_factory=TellConfig))}
     for name, defaults in Parameters()._asdict().items():
-        section = _make_section(name, defaults)
-        # Launches that were stored before there was a detector have its defaults.
-        sections[name] = (section, Field(default_factory=section))
-    return create_model(
-        "watch", __base__=StrictModel, tell=(TellConfig, Field(default_factory=TellConfig)), **sections
-    )
+        keys = defaults._asdict().items()
+        fields: dict[str, Any] = {key: (_NAMED.get(key) or _TYPED[type(value)], value) for key, value in keys}
+        node = create_model(f"watch.{name}", __base__=StrictModel, **fields)
+        nodes[name] = (node, Field(default_factory=node))
+    return create_model("watch", __base__=StrictModel, **nodes)
 
 
 if TYPE_CHECKING:
