@@ -63,9 +63,6 @@ def main(arguments: list[str]) -> int:
             "interleaved": chunk(
                 settings(**rope, rotary_interleaved=True), rank_context
             ).config.rotary_interleaved,
-            "fused": fused_loss(
-                settings(**rope), settings(**rope, cross_entropy_loss_fusion=True), rank_context
-            ),
             "documents": {
                 f"{backend}, {name}": documents(settings(**changes, attention_backend=backend), rank_context)
                 for backend in ("local", "sdpa")
@@ -97,20 +94,6 @@ def frequencies(settings: Settings, rank_context: Any) -> list[float]:
 def half_positions(settings: Settings, rank_context: Any) -> float:
     """Return the first pair's angle at the second position."""
     return float(chunk(settings, rank_context).rotary_pos_emb.get_freqs_non_repeated(2)[1, 0])
-
-
-def fused_loss(plain: Settings, fused: Settings, rank_context: Any) -> list[float]:
-    """Return the loss without and with the fused cross entropy."""
-    from slipway.trainer.data.batches import GPTBatchBuilder
-
-    losses = []
-    for settings in (plain, fused):
-        model = chunk(settings, rank_context)
-        batch = next(GPTBatchBuilder(304, None, 1, rank_context.device).batches(TwoDocuments(5), [0]))
-        # With precision=32 the trainer does not fuse it, for the sake of its gradient.
-        model.config.cross_entropy_loss_fusion = settings.architecture.loss_fusion
-        losses.append(float(model(**batch.arguments()).mean()))
-    return losses
 
 
 def masks_kept(settings: Settings, rank_context: Any) -> int:
