@@ -1,0 +1,173 @@
+"""What a GPU computes by other functions than a CPU, on a CPU; run by test_kernels.py, one process a rank."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+
+from slipway.trainer import cpu_shim
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import Settings, read_settings
+from slipway.trainer.distributed import RankContext, make_rank_context, process_group
+from slipway.trainer.world import World
+
+TOKENS, SEQUENCES, VOCABULARY = 24, 2, 2000
+
+
+def main(arguments: list[str]) -> int:
+    cpu_shim.install()
+    bases = [flatten(yaml.safe_load(Path(path).read_text())) for path in arguments]
+    world = World.from_environment(os.environ)
+    sizes = {"model.tensor_model_parallel_size": world.size}
+    with process_group(world, "auto") as device:
+        settings = [read_settings({**base, **sizes}) for base in bases]
+        rank_context = make_rank_context(world, make_layout(settings[0], world.size), device)
+        result: dict[str, Any] = {
+            "losses": [
+                compare_losses(dtype, scale)
+                for dtype in (torch.float32, torch.bfloat16)
+                for scale in (1.0, 30.0)
+            ],
+            "trainings": [compare_trainings(each, rank_context) for each in settings],
+        }
+        if world.size == 1:
+            result["lists"] = compare_lists()
+            result["operations"] = [
+                count_operations(read_settings({**bases[0], "model.num_layers": layers}), rank_context)
+                for layers in (2, 4)
+            ]
+    print(json.dumps(result))
+    return 0
+
+
+def compare_losses(dtype: Any, scale: float) -> dict[str, Any]:
+    """Compare our cross entropy and megatron-core's with one in 64 bits."""
+    from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+    from slipway.trainer.model.loss import compute_loss
+
+    generator, rank, ranks = torch.Generator().manual_seed(3), dist.get_rank(), dist.get_world_size()
+    whole = (torch.randn(TOKENS, SEQUENCES, VOCABULARY, generator=generator) * scale).to(dtype)
+    labels = torch.randint(VOCABULARY, (SEQUENCES, TOKENS), generator=generator)
+    weights = torch.rand(SEQUENCES, TOKENS, generator=generator)
+    exact = whole.double().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(exact.permute(1, 2, 0), labels, reduction="none")
+    (expected * weights).sum().backward()
+    slice_ = whole.chunk(ranks, dim=-1)[rank]
+    results, kept = [], 0
+
+    def pack(tensor: Any) -> Any:
+        nonlocal kept
+        kept += tensor.nbytes
+        return tensor
+
+    def theirs(labels: Any, logits: Any) -> Any:
+        return vocab_parallel_cross_entropy(logits, labels.t().contiguous()).t()
+
+    for function in (theirs, compute_loss):
+        kept, leaf = 0, slice_.clone().requires_grad_()
+        # A copy, as the loss writes into its logits.
+        logits = leaf.clone()
+        logits.retain_grad()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = function(labels, logits)
+        (loss * weights).sum().backward()
+        results.append((loss.detach(), leaf.grad))
+    assert exact.grad is not None
+    exact_gradient = exact.grad.chunk(ranks, dim=-1)[rank]
+    return {
+        "errors": [
+            [float((loss - expected).abs().max()), float((gradient - exact_gradient).abs().max())]
+            for loss, gradient in results
+        ],
+        "equal": all(map(torch.equal, *results)),
+        "type": str(results[1][1].dtype) == str(dtype),
+        "kept": kept / slice_.nbytes,
+    }
+
+
+def compare_trainings(settings: Settings, rank_context: RankContext) -> list[list[float]]:
+    """Return the losses of two steps and the squares of the weights after them, by megatron-core's loss and by ours."""
+    from slipway.trainer.loop.session import open_session
+    from slipway.trainer.model.loss import compute_loss
+    from tests.trainer.looping import loop_of
+
+    curves = []
+    for is_ours in (False, True):
+        session, curve = open_session(settings, rank_context), []
+        for chunk in session.model.chunks if is_ours else ():
+            module = chunk
+            while hasattr(module, "module"):
+                module = module.module
+            module.compute_language_model_loss = compute_loss
+        with loop_of(session) as loop:
+            for _ in range(2):
+                loop.step()
+                curve.append(loop.loss)
+        curve.append(float(sum(p.double().square().sum() for p in session.model.parameters())))
+        curves.append(curve)
+    return curves
+
+
+def compare_lists() -> dict[str, bool]:
+    """Return whether norm, scale and copy of lists are megatron-core's to the last bit."""
+    from megatron.core import utils
+
+    from slipway.trainer.optim import build
+
+    generator = torch.Generator().manual_seed(4)
+    tensors = [torch.randn(shape, generator=generator) for shape in ((), (7,), (300, 70), (1, 0), (65_537,))]
+    scaled, expected = ([tensor.clone() for tensor in tensors] for _ in range(2))
+    norm, expected_norm = (
+        function(65_536, None, [tensors], False)[0]
+        for function in (build._norm, utils.local_multi_tensor_l2_norm)
+    )
+    build._scale(65_536, None, [scaled, scaled], 0.123456789)
+    utils.local_multi_tensor_scale(65_536, None, [expected, expected], 0.123456789)
+    copies = [torch.zeros_like(tensor, dtype=torch.bfloat16) for tensor in tensors]
+    build._copy(tensors, copies)
+    build._copy([], [])
+    return {
+        "norm": norm.shape == (1,) and torch.equal(norm, expected_norm),
+        "scale": all(map(torch.equal, scaled, expected)),
+        "copy": all(torch.equal(copy, tensor.bfloat16()) for copy, tensor in zip(copies, tensors, strict=True)),
+    }
+
+
+def count_operations(settings: Settings, rank_context: RankContext) -> dict[str, int]:
+    """Count the operations of a step of the optimizer that launch kernels, and the parameters."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from slipway.trainer.model.build import build_model
+    from slipway.trainer.optim.build import Optimizer
+
+    names: list[str] = []
+
+    class Recording(TorchDispatchMode):
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(operation.overloadpacket.__name__)
+            return operation(*args, **kwargs or {})
+
+    model = build_model(settings, rank_context, 304)
+    optimizer = Optimizer(settings, model, rank_context.device)
+    for _ in range(2):
+        model.zero_grad_buffer()
+        for parameter in model.parameters():
+            parameter.main_grad.fill_(1.0)
+        names.clear()
+        with Recording():
+            optimizer.step(1e-3)
+        optimizer.zero_grad()
+    others = {"detach", "view", "_record_function_enter_new", "_record_function_exit"}
+    return {
+        "parameters": len(list(model.parameters())),
+        "launches": sum(name not in others for name in names),
+        "reads": names.count("_local_scalar_dense"),
+    }
