@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -19,26 +20,29 @@ from slipway.trainer.distributed import RankContext, make_rank_context, process_
 from slipway.trainer.world import World
 
 TOKENS, SEQUENCES, VOCABULARY = 24, 2, 2000
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 def main(arguments: list[str]) -> int:
     cpu_shim.install()
-    bases = [flatten(yaml.safe_load(Path(path).read_text())) for path in arguments]
+    bases = [flatten(yaml.safe_load(Path(path).read_text())) for path in arguments[:-1]]
     world = World.from_environment(os.environ)
     sizes = {"model.tensor_model_parallel_size": world.size}
     with process_group(world, "auto") as device:
         settings = [read_settings({**base, **sizes}) for base in bases]
         rank_context = make_rank_context(world, make_layout(settings[0], world.size), device)
         result: dict[str, Any] = {
-            "losses": [
-                compare_losses(dtype, scale)
-                for dtype in (torch.float32, torch.bfloat16)
-                for scale in (1.0, 30.0)
-            ],
+            "losses": [compare_losses(dtype, scale) for dtype in DTYPES for scale in (1.0, 30.0)],
             "trainings": [compare_trainings(each, rank_context) for each in settings],
         }
         if world.size == 1:
             result["lists"] = compare_lists()
+            result["documents"] = compare_documents()
+            result["kernels"] = name_kernels()
+            result["lengths"] = {
+                name: takes_lengths({**bases[0], **changes})
+                for name, changes in json.loads(arguments[-1]).items()
+            }
             result["operations"] = [
                 count_operations(read_settings({**bases[0], "model.num_layers": layers}), rank_context)
                 for layers in (2, 4)
@@ -94,7 +98,7 @@ def compare_losses(dtype: Any, scale: float) -> dict[str, Any]:
 
 
 def compare_trainings(settings: Settings, rank_context: RankContext) -> list[list[float]]:
-    """Return the losses of two steps and the squares of the weights after them, by megatron-core's loss and by ours."""
+    """Return two steps' losses and the sum of the squared weights, by megatron-core's loss and by ours."""
     from slipway.trainer.loop.session import open_session
     from slipway.trainer.model.loss import compute_loss
     from tests.trainer.looping import loop_of
@@ -114,6 +118,63 @@ def compare_trainings(settings: Settings, rank_context: RankContext) -> list[lis
         curve.append(float(sum(p.double().square().sum() for p in session.model.parameters())))
         curves.append(curve)
     return curves
+
+
+def compare_documents() -> dict[str, float]:
+    """Return by how much attention by lengths and its gradients differ from those by a mask."""
+    from tests.trainer import variable_lengths
+
+    variable_lengths.register()
+    generator = torch.Generator().manual_seed(6)
+    worst = {}
+    for rows, groups, density, dtype in itertools.product((1, 3), (4, 2, 1), (0.0, 0.1, 0.5, 1.0), DTYPES):
+        tokens = (torch.rand(rows, 37, generator=generator) < density).long()
+        name = f"{rows} rows, {groups} groups, {density}, {dtype}"
+        worst[name] = variable_lengths.difference_from_mask(tokens, groups, dtype, generator)
+    return worst
+
+
+def takes_lengths(configuration: dict[str, Any]) -> bool:
+    """Return whether a GPU like an A100 takes documents by their lengths."""
+    from slipway.trainer.model import kernels
+
+    originals = torch.cuda.get_device_capability, torch.backends.cuda.is_flash_attention_available
+    torch.cuda.get_device_capability = lambda _: (8, 0)
+    torch.backends.cuda.is_flash_attention_available = lambda: True
+    try:
+        assert not kernels.takes_lengths(read_settings(configuration), torch.device("cpu"))
+        return kernels.takes_lengths(read_settings(configuration), torch.device("cuda"))
+    finally:
+        torch.cuda.get_device_capability, torch.backends.cuda.is_flash_attention_available = originals
+
+
+def name_kernels() -> dict[str, Any]:
+    """Return the kernels of each GPU by their names, and those that hold in and after the context."""
+    from slipway.trainer.model import kernels
+
+    def names(order: Any) -> list[str]:
+        return [kernels._name(torch.nn.attention.SDPBackend(kernel)) for kernel in order]
+
+    def current() -> list[str]:
+        return names(torch._C._get_sdp_priority_order())
+
+    before = current()
+    h100, a100 = ((9, 0), 91900), ((8, 0), 91900)
+    orders = {
+        "H100": kernels.order_kernels(*h100, False),
+        "H100, deterministic": kernels.order_kernels(*h100, True),
+        "H100, old cuDNN": kernels.order_kernels((9, 0), 91002, False),
+        "A100": kernels.order_kernels(*a100, False),
+    }
+    allowed, kernels._allowed = kernels._allowed, lambda _: orders["H100, deterministic"]
+    with kernels.use_ordered_kernels(torch.device("cuda")):
+        inside = current()[:3], torch.backends.cuda.cudnn_sdp_enabled()
+    kernels._allowed = allowed
+    return {
+        **{name: names(order) for name, order in orders.items()},
+        "inside": inside,
+        "restored": before == current() and torch.backends.cuda.cudnn_sdp_enabled(),
+    }
 
 
 def compare_lists() -> dict[str, bool]:
@@ -137,7 +198,9 @@ def compare_lists() -> dict[str, bool]:
     return {
         "norm": norm.shape == (1,) and torch.equal(norm, expected_norm),
         "scale": all(map(torch.equal, scaled, expected)),
-        "copy": all(torch.equal(copy, tensor.bfloat16()) for copy, tensor in zip(copies, tensors, strict=True)),
+        "copy": all(
+            torch.equal(copy, tensor.bfloat16()) for copy, tensor in zip(copies, tensors, strict=True)
+        ),
     }
 
 

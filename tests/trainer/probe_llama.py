@@ -72,6 +72,7 @@ def main(arguments: list[str]) -> int:
                 name: masks_kept(settings(**rope, **changes, attention_backend="sdpa"), rank_context)
                 for name, changes in {"plain": {}, "recomputed": FULL}.items()
             },
+            "lengths": lengths(settings(**rope, **FULL, num_query_groups=2), rank_context),
             "groups": repeated_groups(),
             "always masked": [always_masked(settings(attention_dropout=p), rank_context) for p in (0.0, 0.1)],
         }
@@ -117,6 +118,25 @@ def masks_kept(settings: Settings, rank_context: Any) -> int:
         losses = model(**batch.arguments())
     losses.mean().backward()
     return len(places)
+
+
+def lengths(settings: Settings, rank_context: Any) -> dict[str, Any]:
+    """Return the norms of gradients with documents by a mask and by their lengths, recomputed."""
+    from slipway.trainer.data.batches import GPTBatchBuilder, Resets
+    from tests.trainer import variable_lengths
+
+    variable_lengths.register()
+    model = chunk(settings, rank_context)
+    norms, is_mask = [], []
+    for is_by_length in (False, True):
+        resets = Resets(END, True, True, is_by_length)
+        batch = next(GPTBatchBuilder(304, None, 1, rank_context.device, resets).batches(TwoDocuments(1), [0]))
+        is_mask.append(batch.arguments()["attention_mask"].dim() > 1)
+        for parameter in model.parameters():
+            parameter.main_grad.zero_()
+        model(**batch.arguments()).mean().backward()
+        norms.append([float(parameter.main_grad.norm()) for parameter in model.parameters()])
+    return {"norms": norms, "is_mask": is_mask}
 
 
 def repeated_groups() -> float:

@@ -1,7 +1,8 @@
-"""The functions that a GPU computes with in place of megatron-core's: the loss, lists in the optimizer."""
+"""What a GPU computes by other functions: the loss, lists in the optimizer, documents by lengths."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,17 @@ pytestmark = pytest.mark.trainer
 
 _BF16 = {"trainer.precision": "bf16", "model.megatron_amp_O2": True}
 CASES: list[dict[str, Any]] = [{}, {**T5, **_BF16}]
+# By FlashAttention without dropout, in 16 bits, up to 256 channels.
+LENGTHS: dict[str, tuple[dict[str, Any], bool]] = {
+    "plain": ({}, True),
+    "groups": ({"model.num_query_groups": 2}, True),
+    "sdpa": ({"model.attention_backend": "sdpa"}, True),
+    "local": ({"model.attention_backend": "local"}, False),
+    "fp32": ({"trainer.precision": 32}, False),
+    "dropout": ({"model.attention_dropout": 0.1}, False),
+    "odd channels": ({"model.kv_channels": 12}, False),
+    "many channels": ({"model.kv_channels": 264}, False),
+}
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["tensor 1", "tensor 2"])
@@ -25,8 +37,11 @@ def probe(
 ) -> dict[str, Any]:
     directory, ranks, port = tmp_path_factory.mktemp("kernels"), request.param, free_port()
     paths = [str(_write(directory, number, case)) for number, case in enumerate(CASES)]
+    lengths = json.dumps({name: {**_BF16, **changes} for name, (changes, _) in LENGTHS.items()})
     environments = tuple(environment(rank, ranks, port) for rank in range(ranks))
-    result: dict[str, Any] = run_probe(pool, "tests.trainer.probe_kernels", paths, directory, environments)
+    result: dict[str, Any] = run_probe(
+        pool, "tests.trainer.probe_kernels", [*paths, lengths], directory, environments
+    )
     return {**result, "ranks": ranks}
 
 
@@ -77,3 +92,27 @@ def test_launches_of_the_optimizer_do_not_grow_with_the_model(probe: dict[str, A
     assert small["parameters"] + 24 == large["parameters"]
     assert small["launches"] == large["launches"] < 16
     assert small["reads"] == large["reads"] == 1
+
+
+@pytest.mark.parametrize("probe", [1], indirect=True)
+def test_documents_by_lengths_are_those_by_a_mask(probe: dict[str, Any]) -> None:
+    assert len(probe["documents"]) == 2 * 3 * 4 * 2
+    for name, difference in probe["documents"].items():
+        assert difference < (2e-2 if "bfloat16" in name else 2e-6), name
+
+
+@pytest.mark.parametrize("probe", [1], indirect=True)
+def test_kernels_of_attention_have_an_order(probe: dict[str, Any]) -> None:
+    assert probe["kernels"] == {
+        "H100": ["cudnn", "flash", "efficient", "math"],
+        "H100, deterministic": ["flash", "efficient", "math"],
+        "H100, old cuDNN": ["flash", "efficient", "cudnn", "math"],
+        "A100": ["flash", "efficient", "cudnn", "math"],
+        "inside": [["flash", "efficient", "math"], False],
+        "restored": True,
+    }
+
+
+@pytest.mark.parametrize("probe", [1], indirect=True)
+def test_documents_are_taken_by_lengths_where_flash_attention_can(probe: dict[str, Any]) -> None:
+    assert probe["lengths"] == {name: expected for name, (_, expected) in LENGTHS.items()}

@@ -54,6 +54,13 @@ def test_positions_are_interpolated_and_pairs_are_neighbours(probe: dict[str, An
     assert probe["interleaved"] is True
 
 
+def test_documents_by_lengths_have_the_gradients_of_those_by_a_mask(probe: dict[str, Any]) -> None:
+    by_mask, by_length = probe["lengths"]["norms"]
+    assert probe["lengths"]["is_mask"] == [True, False]
+    assert min(by_mask) > 1e-6
+    assert by_length == pytest.approx(by_mask, rel=1e-5)
+
+
 @pytest.mark.parametrize("backend", ["local", "sdpa"])
 @pytest.mark.parametrize("position", ["rope", "learned"])
 def test_a_document_does_not_see_the_one_before(probe: dict[str, Any], backend: str, position: str) -> None:

@@ -14,7 +14,6 @@ from slipway.trainer.data.source import BlendedSource, IndexedSource
 from slipway.trainer.data.spans import sample_lengths
 from slipway.trainer.loop.session import Session
 from slipway.trainer.model.backends import (
-    attention_backend,
     has_apex_accumulation,
     overlaps_tensor,
     uses_transformer_engine,
@@ -49,7 +48,7 @@ def _model(session: Session) -> str:
     return (
         f"{kind}: {count(session.parameters)} parameters | {layers} layers, "
         f"hidden {shape.hidden_size}, ffn {shape.ffn_hidden_size}, {shape.num_attention_heads} heads | "
-        f"attention: {attention_backend(shape, session.model.config, session.rank_context.device)} | "
+        f"attention: {session.attention} | "
         f"{precision} | vocabulary {session.vocabulary.size:,} padded to {session.padded_vocabulary:,}"
     )
 
