@@ -113,7 +113,7 @@ def _choose(settings: Settings, config: TransformerConfig, device: Any, has_mask
 
 
 def _name(kernel: SDPBackend) -> str:
-    return kernel.name.removesuffix("_ATTENTION").lower()
+    return str(kernel.name).removesuffix("_ATTENTION").lower()
 
 
 def _has_variable_lengths(is_grouped: bool) -> bool:
