@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipway.trainer import cpu_shim
 from slipway.trainer.config.layout import make_layout
@@ -23,6 +24,18 @@ TOKENS, SEQUENCES, VOCABULARY = 24, 2, 2000
 DTYPES = (torch.float32, torch.bfloat16)
 
 
+class Recording(TorchDispatchMode):  # type: ignore[misc]
+    """The names of the operations that reach a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(operation.overloadpacket.__name__)
+        return operation(*args, **kwargs or {})
+
+
 def main(arguments: list[str]) -> int:
     cpu_shim.install()
     bases = [flatten(yaml.safe_load(Path(path).read_text())) for path in arguments[:-1]]
@@ -33,12 +46,13 @@ def main(arguments: list[str]) -> int:
         rank_context = make_rank_context(world, make_layout(settings[0], world.size), device)
         result: dict[str, Any] = {
             "losses": [compare_losses(dtype, scale) for dtype in DTYPES for scale in (1.0, 30.0)],
-            "trainings": [compare_trainings(each, rank_context) for each in settings],
+            "trainings": [compare_trainings(each, rank_context) for each in settings[:2]],
         }
         if world.size == 1:
             result["lists"] = compare_lists()
             result["documents"] = compare_documents()
             result["kernels"] = name_kernels()
+            result["flash"] = [count_flash(each, rank_context) for each in settings]
             result["lengths"] = {
                 name: takes_lengths({**bases[0], **changes})
                 for name, changes in json.loads(arguments[-1]).items()
@@ -134,6 +148,18 @@ def compare_documents() -> dict[str, float]:
     return worst
 
 
+def count_flash(settings: Settings, rank_context: RankContext) -> tuple[str, float]:
+    """Return the text on a training's attention, and how often a micro batch ran PyTorch's flash kernel."""
+    from slipway.trainer.loop.session import open_session
+    from tests.trainer.looping import loop_of
+
+    session = open_session(settings, rank_context)
+    with loop_of(session) as loop, Recording() as recording:
+        loop.step()
+    count = recording.names.count("_scaled_dot_product_flash_attention_for_cpu")
+    return session.attention, count / rank_context.layout.micro_batches
+
+
 def takes_lengths(configuration: dict[str, Any]) -> bool:
     """Return whether a GPU like an A100 takes documents by their lengths."""
     from slipway.trainer.model import kernels
@@ -206,17 +232,8 @@ def compare_lists() -> dict[str, bool]:
 
 def count_operations(settings: Settings, rank_context: RankContext) -> dict[str, int]:
     """Count the operations of a step of the optimizer that launch kernels, and the parameters."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     from slipway.trainer.model.build import build_model
     from slipway.trainer.optim.build import Optimizer
-
-    names: list[str] = []
-
-    class Recording(TorchDispatchMode):
-        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            names.append(operation.overloadpacket.__name__)
-            return operation(*args, **kwargs or {})
 
     model = build_model(settings, rank_context, 304)
     optimizer = Optimizer(settings, model, rank_context.device)
@@ -224,13 +241,12 @@ def count_operations(settings: Settings, rank_context: RankContext) -> dict[str,
         model.zero_grad_buffer()
         for parameter in model.parameters():
             parameter.main_grad.fill_(1.0)
-        names.clear()
-        with Recording():
+        with Recording() as recording:
             optimizer.step(1e-3)
         optimizer.zero_grad()
     others = {"detach", "view", "_record_function_enter_new", "_record_function_exit"}
     return {
         "parameters": len(list(model.parameters())),
-        "launches": sum(name not in others for name in names),
-        "reads": names.count("_local_scalar_dense"),
+        "launches": sum(name not in others for name in recording.names),
+        "reads": recording.names.count("_local_scalar_dense"),
     }

@@ -11,13 +11,19 @@ import yaml
 
 from tests.trainer.conftest import config_with, environment, free_port
 from tests.trainer.probing import run_probe
-from tests.trainer.t5 import T5
+from tests.trainer.t5 import T5, both
 from tests.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
 
 _BF16 = {"trainer.precision": "bf16", "model.megatron_amp_O2": True}
-CASES: list[dict[str, Any]] = [{}, {**T5, **_BF16}]
+CASES: list[dict[str, Any]] = [
+    {},
+    {**T5, **_BF16},
+    {"model.attention_dropout": 0.1},
+    {**T5, **both(position_embedding_type="relative")},
+    {"model.data.reset_attention_mask": True, "model.num_query_groups": 2},
+]
 # By FlashAttention without dropout, in 16 bits, up to 256 channels.
 LENGTHS: dict[str, tuple[dict[str, Any], bool]] = {
     "plain": ({}, True),
@@ -116,3 +122,14 @@ def test_kernels_of_attention_have_an_order(probe: dict[str, Any]) -> None:
 @pytest.mark.parametrize("probe", [1], indirect=True)
 def test_documents_are_taken_by_lengths_where_flash_attention_can(probe: dict[str, Any]) -> None:
     assert probe["lengths"] == {name: expected for name, (_, expected) in LENGTHS.items()}
+
+
+@pytest.mark.parametrize("probe", [1], indirect=True)
+def test_named_kernel_of_attention_is_the_one_that_runs(probe: dict[str, Any]) -> None:
+    gpt, t5, dropout, relative, documents = probe["flash"]
+    assert gpt == ["sdpa (flash)", 2]
+    # Two layers of the encoder, two of the decoder, which also attend to the encoder: without a bias.
+    assert t5 == ["sdpa (flash)", 6]
+    assert relative == ["sdpa (math)", 2]
+    assert dropout == ["sdpa (math)", 0]
+    assert documents == ["sdpa (flash, documents: flash by a mask)", 2]

@@ -98,13 +98,16 @@ def _choose(settings: Settings, config: TransformerConfig, device: Any, has_mask
         x = torch.empty(length, settings.micro_batch, heads, shape.kv_channels, **options)
         return x.requires_grad_().permute(1, 2, 0, 3)
 
-    if has_mask and device.type == "cuda":
-        groups = heads
+    mask = None
+    if has_mask:
+        # The biases of relative positions are learned.
+        mask = torch.empty(1, 1, queries, keys, **options).requires_grad_(shape.position == "relative")
+        groups = heads if device.type == "cuda" else groups
     choice = torch._fused_sdp_choice(
         make(queries, heads),
         make(keys, groups),
         make(keys, groups),
-        attn_mask=torch.empty(1, 1, queries, keys, **options) if has_mask else None,
+        attn_mask=mask,
         dropout_p=shape.attention_dropout,
         is_causal=not has_mask,
         enable_gqa=groups != heads,
