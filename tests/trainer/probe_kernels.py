@@ -191,6 +191,7 @@ def name_kernels() -> dict[str, Any]:
         "H100, deterministic": kernels.order_kernels(*h100, True),
         "H100, old cuDNN": kernels.order_kernels((9, 0), 91002, False),
         "A100": kernels.order_kernels(*a100, False),
+        "RTX 5090": kernels.order_kernels((12, 0), 91900, False),
     }
     allowed, kernels._allowed = kernels._allowed, lambda _: orders["H100, deterministic"]
     with kernels.use_ordered_kernels(torch.device("cuda")):

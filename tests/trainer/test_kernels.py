@@ -114,6 +114,7 @@ def test_kernels_of_attention_have_an_order(probe: dict[str, Any]) -> None:
         "H100, deterministic": ["flash", "efficient", "math"],
         "H100, old cuDNN": ["flash", "efficient", "cudnn", "math"],
         "A100": ["flash", "efficient", "cudnn", "math"],
+        "RTX 5090": ["flash", "efficient", "cudnn", "math"],
         "inside": [["flash", "efficient", "math"], False],
         "restored": True,
     }

@@ -18,8 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.model.backends import attention_backend
 
-# PyTorch's own first choice on Hopper and newer GPUs is cuDNN's, if cuDNN is at least 9.15.1 (sdp_utils.cpp).
-_HOPPER, _CUDNN = (9, 0), 91501
+# Where cuDNN's is PyTorch's own first choice from 2.11 on (sdp_utils.cpp): Hopper and the Blackwell of data
+# centers, with cuDNN 9.15.1 or newer.
+_MAJORS, _CUDNN = (9, 10), 91501
 
 
 def order_kernels(capability: tuple[int, int], cudnn: int | None, is_deterministic: bool) -> list[SDPBackend]:
@@ -29,7 +30,7 @@ def order_kernels(capability: tuple[int, int], cudnn: int | None, is_determinist
     """
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
     if not is_deterministic:
-        is_fastest = capability >= _HOPPER and (cudnn or 0) >= _CUDNN
+        is_fastest = capability[0] in _MAJORS and (cudnn or 0) >= _CUDNN
         kernels.insert(0 if is_fastest else len(kernels), SDPBackend.CUDNN_ATTENTION)
     return [*kernels, SDPBackend.MATH]
 

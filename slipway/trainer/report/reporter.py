@@ -80,9 +80,10 @@ class Reporter:
 
     def start(self, progress: Progress, parameters: int, resumed_from: Path | None, attention: str) -> None:
         """Report that training starts; warn if its attention is another than at the run's first start."""
-        first = read_first(self._settings.output.log_dir).get("attention", attention)
-        if resumed_from and first != attention and self._metrics:
-            LOGGER.warning("attention: %s; when this run began: %s", attention, first)
+        if resumed_from and self._metrics:
+            first = read_first(self._settings.output.log_dir).get("attention", attention)
+            if first != attention:
+                LOGGER.warning("attention: %s; when this run began: %s", attention, first)
         layout = self._rank_context.layout
         self._write(
             "start",
