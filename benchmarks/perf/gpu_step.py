@@ -35,7 +35,7 @@ from slipway.common.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserEr
 from slipway.common.files import write_atomic
 
 _SHORTEST_CASE = 20.0
-_TURN_SECONDS = 1.0
+_TURN_SECONDS = 0.8
 _ALL = (BY_HAND, *OURS)
 _HEADS = (
     f"{'tokens/s':>10}{'ratio':>7}{'ms/step':>9}{'min-max':>16}{'MFU':>7}{'causal':>8}{'GiB':>7}{'kernels':>9}"
@@ -60,7 +60,7 @@ def _gpt3_126m(micro_batch: int, dropout: float = 0.0) -> Shape:
 
 CASES = {
     "126m, micro batch 4": Case(_gpt3_126m(4), (_ALL,)),
-    "126m, micro batch 16": Case(_gpt3_126m(16), (_ALL,)),
+    "126m, micro batch 16": Case(_gpt3_126m(16)),
     "1.3b": Case(Shape(24, 2048, 16, 2048, 50304, 4, 4)),
     # Both do not fit into 80 GB: weights, gradients and optimizer states take 31 and 35 GB.
     "llama 8b, 4 layers": Case(
@@ -79,6 +79,8 @@ def main() -> int:
     """Measure all cases; return the exit code."""
     options = _parse()
     deadline = time.monotonic() + 60 * options.minutes
+    # Its processes end with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         machine = described()
         if not machine["gpus"] and not options.smoke:
