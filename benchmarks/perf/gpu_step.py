@@ -89,6 +89,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     card = machine["gpus"][0]["name"] if machine["gpus"] else "cpu"
+    options.directory.mkdir(parents=True, exist_ok=True)
     path = options.directory / f"gpu_step-{re.sub('[^a-z0-9]+', '-', card.lower())}.json"
     facts = {"card": card, **_versions(machine), "limits": _card_limits(), "commit": _commit()}
     print(", ".join(f"{name} {value}" for name, value in facts.items() if value))

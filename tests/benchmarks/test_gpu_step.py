@@ -21,10 +21,10 @@ pytestmark = pytest.mark.trainer
 
 
 def test_all_cases_run_on_a_cpu(tmp_path: Path) -> None:
-    command = [sys.executable, str(PERF / "gpu_step.py"), "--smoke", "--directory", str(tmp_path)]
+    command = [sys.executable, str(PERF / "gpu_step.py"), "--smoke", "--directory", str(tmp_path / "new")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
-    report = json.loads((tmp_path / "gpu_step-cpu.json").read_text())
+    report = json.loads((tmp_path / "new/gpu_step-cpu.json").read_text())
     assert (report["skipped"], report["failed"]) == ([], {})
     for case in ("gpt, dropout 0.1", "llama"):
         rows = report["cases"][case]["rows"]
