@@ -9,7 +9,8 @@ checks=versions,devices,dropout${smoke:-,throughput,resume,parity,precision}
 "$python" -m pip install --quiet --disable-pip-version-check --no-index --find-links .cache/gpu-wheels --no-deps \
     --upgrade --target .cache/gpu-site .cache/gpu-wheels/*.whl
 export PYTHONPATH=$PWD/.cache/gpu-site PYTHONUNBUFFERED=1
-export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
+# A second call compiles nothing.
+export TORCHINDUCTOR_CACHE_DIR=$PWD/.cache/gpu-compiled TRITON_CACHE_DIR=$PWD/.cache/gpu-compiled/triton
 "$python" benchmarks/perf/gpu_step.py --minutes 5.5 --directory "$directory" ${smoke:+"$smoke"} || code=$?
 # Its rows so far are in gpu_check.json when time is over.
 timeout $((530 - SECONDS)) "$python" -m benchmarks.gpu_check --only "${checks%--smoke}" \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -66,12 +67,16 @@ def main() -> None:
         name: read_settings({**keys_of(shape, "bf16", str(directory)), **accelerator, **OURS.get(name, {})})
         for name in programs
     }
-    # As a training: before torch is imported.
-    from slipway.trainer.device import prepare_environment
+    from slipway.trainer import device as devices
     from slipway.trainer.logs import silence_warnings
+    from slipway.trainer.world import World
 
     silence_warnings()
-    prepare_environment(settings[programs[0]], os.environ)
+    world = World.from_environment({"MASTER_PORT": str(free_port())})
+    # As a training, before torch is imported. Some of the trainers that this program measures take no world.
+    values = {"settings": settings[programs[0]], "world": world, "environment": os.environ}
+    prepare = devices.prepare_environment
+    prepare(**{name: values[name] for name in inspect.signature(prepare).parameters})
     import torch
 
     compiler = torch.compile
@@ -81,9 +86,7 @@ def main() -> None:
     on_cpu = cpu_shim.install()
     from slipway.trainer.config.layout import make_layout
     from slipway.trainer.distributed import make_rank_context, process_group
-    from slipway.trainer.world import World
 
-    world = World.from_environment({"MASTER_PORT": str(free_port())})
     with process_group(world, settings[programs[0]].accelerator) as device:
         rank_context = make_rank_context(world, make_layout(settings[programs[0]], 1), device)
         builders = _builders(shape, settings, rank_context, None if on_cpu else compiler)
