@@ -5,7 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 directory=$(realpath -m "${1:-results/gpu_measure}") smoke=${2:-} python=${PYTHON:-python3} code=0
-checks=versions,devices,dropout${smoke:-,throughput,resume,parity,precision}
+checks=versions,devices,dropout
+[[ -n $smoke ]] || checks+=,throughput,resume,parity,precision
 "$python" -m pip install --quiet --disable-pip-version-check --no-index --find-links .cache/gpu-wheels --no-deps \
     --upgrade --target .cache/gpu-site .cache/gpu-wheels/*.whl
 export PYTHONPATH=$PWD/.cache/gpu-site PYTHONUNBUFFERED=1
@@ -13,6 +14,6 @@ export PYTHONPATH=$PWD/.cache/gpu-site PYTHONUNBUFFERED=1
 export TORCHINDUCTOR_CACHE_DIR=$PWD/.cache/gpu-compiled TRITON_CACHE_DIR=$PWD/.cache/gpu-compiled/triton
 "$python" benchmarks/perf/gpu_step.py --minutes 5.5 --directory "$directory" ${smoke:+"$smoke"} || code=$?
 # Its rows so far are in gpu_check.json when time is over.
-timeout $((530 - SECONDS)) "$python" -m benchmarks.gpu_check --only "${checks%--smoke}" \
+timeout $((530 - SECONDS)) "$python" -m benchmarks.gpu_check --only "$checks" \
     --directory "$directory/gpu_check" || code=$?
 exit "$code"

@@ -245,9 +245,7 @@ def drawn(functions: Mapping[str, Mapping[str, Any]]) -> Row:
             faults.append(f"{name}: the backward pass has another mask")
         if masks["other_recomputed"]:
             faults.append(f"{name}: recomputation has another mask")
-    fix = (
-        "another torch (pytorch #198333), or no dropout: losses would look right, and gradients would not be"
-    )
+    fix = "another torch (pytorch #198333), or no dropout: losses look right, and gradients are not"
     detail = "; ".join(faults) or (
         f"{', '.join(functions)}: half is kept, neighbours are independent, and backward passes and "
         "recomputation have the mask of the forward pass"
