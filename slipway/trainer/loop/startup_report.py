@@ -49,7 +49,8 @@ def _model(session: Session) -> str:
     return (
         f"{kind}: {count(session.parameters)} parameters | {layers} layers, "
         f"hidden {shape.hidden_size}, ffn {shape.ffn_hidden_size}, {shape.num_attention_heads} heads | "
-        f"attention: {attention_backend(shape, session.model.config, session.rank_context.device)} | "
+        f"attention: {attention_backend(shape, session.model.config, session.rank_context.device)}"
+        f"{'' if session.model.uncompiled else ', layers compiled'} | "
         f"{precision} | vocabulary {session.vocabulary.size:,} padded to {session.padded_vocabulary:,}"
     )
 
@@ -163,6 +164,8 @@ def _notes(session: Session) -> list[str]:
             "note: model.gradient_accumulation_fusion=True: the head needs Apex for it, which is not there"
             f"{'' if uses_transformer_engine(shape, device) else ', and the layers Transformer Engine'}"
         )
+    if device.type == "cuda" and settings.compile_layers == "auto" and session.model.uncompiled:
+        notes.append(f"note: model.compile_layers=auto: layers are not compiled: {session.model.uncompiled}")
     if shape.loss_fusion and not fuses_loss(settings):
         reason = (
             "model.deterministic_mode=True" if settings.deterministic else "the fused one has bf16 gradients"
