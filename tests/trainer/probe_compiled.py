@@ -6,16 +6,18 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import yaml
 
+from slipway.common.errors import UserError
 from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import Settings, read_settings
 from slipway.trainer.distributed import make_rank_context, process_group
-from slipway.trainer.model.compiled import compile_layers, guard_dropout
+from slipway.trainer.model.compiled import compile_layers, explain_uncompiled, guard_dropout
 from slipway.trainer.world import World
 from tests.trainer.probe_t5 import PADDED, batches
 
@@ -36,12 +38,18 @@ def main(arguments: list[str]) -> int:
             }
             for name in cases
         }
-    print(json.dumps({"cases": result, "aligned": is_dropout_aligned(next(iter(settings.values())))}))
+    first = next(iter(settings.values()))
+    print(
+        json.dumps({"cases": result, "aligned": is_dropout_aligned(first), "explained": explain(base, first)})
+    )
     return 0
 
 
 def step(settings: Settings, rank_context: Any, backend: str | None) -> list[Any]:
-    """Return the losses and gradient norms of two steps, and the loss of a validation after them."""
+    """Return the losses and gradient norms of two steps, and the loss of a validation after them.
+
+    torch's own compiler takes long: it compiles no validation.
+    """
     from slipway.trainer.loop.step import StepReduction, evaluate_losses, train_losses
     from slipway.trainer.model.build import build_model
     from slipway.trainer.optim.build import Optimizer
@@ -55,6 +63,8 @@ def step(settings: Settings, rank_context: Any, backend: str | None) -> list[Any
     for _ in range(2):
         loss = train_losses(settings, model, iter(micro_batches(settings)), 4)
         numbers += [StepReduction(loss).read()[0], optimizer.step(1e-2)]
+    if backend == "inductor":
+        return numbers
     sums = evaluate_losses(settings, model, iter(micro_batches(settings)), 4)
     return [*numbers, float(sums[0])]
 
@@ -74,6 +84,32 @@ def count_graphs() -> list[int]:
     """Return the number of compiled graphs, and of places at which one was broken off."""
     counters = torch._dynamo.utils.counters
     return [counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())]
+
+
+def explain(base: dict[str, Any], settings: Settings) -> dict[str, str | None]:
+    """Return why layers are not compiled, for several devices and keys."""
+
+    def ask(kind: str, gathers: bool = False, **keys: Any) -> str | None:
+        chosen = read_settings({**base, **{f"model.{name}": value for name, value in keys.items()}})
+        config = SimpleNamespace(context_parallel_size=1, bf16=True)
+        chunks = [SimpleNamespace(ddp_config=SimpleNamespace(overlap_param_gather=gathers))]
+        try:
+            return explain_uncompiled(chosen, config, chunks, torch.device(kind))
+        except UserError as error:
+            return f"refused: {error}"
+
+    if settings.encoder:
+        return {}
+    return {
+        "cuda": ask("cuda"),
+        "cpu": ask("cpu"),
+        "off": ask("cuda", compile_layers=False),
+        "tensor": ask("cuda", tensor_model_parallel_size=2),
+        "engine": ask("cuda", transformer_engine=True),
+        "gathers": ask("cuda", gathers=True),
+        "gathers and must": ask("cuda", gathers=True, compile_layers=True),
+        "local and must": ask("cpu", attention_dropout=0.1, compile_layers=True),
+    }
 
 
 def is_dropout_aligned(settings: Settings) -> list[bool]:

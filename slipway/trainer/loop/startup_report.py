@@ -164,8 +164,11 @@ def _notes(session: Session) -> list[str]:
             "note: model.gradient_accumulation_fusion=True: the head needs Apex for it, which is not there"
             f"{'' if uses_transformer_engine(shape, device) else ', and the layers Transformer Engine'}"
         )
-    if device.type == "cuda" and settings.compile_layers == "auto" and session.model.uncompiled:
-        notes.append(f"note: model.compile_layers=auto: layers are not compiled: {session.model.uncompiled}")
+    uncompiled = session.model.uncompiled
+    if device.type == "cuda" and uncompiled and not uses_transformer_engine(shape, device):
+        notes.append(
+            f"note: model.compile_layers={settings.compile_layers}: layers are not compiled: {uncompiled}"
+        )
     if shape.loss_fusion and not fuses_loss(settings):
         reason = (
             "model.deterministic_mode=True" if settings.deterministic else "the fused one has bf16 gradients"

@@ -18,7 +18,7 @@ from slipway.trainer.config.settings import COMPILE, Settings
 from slipway.trainer.cpu_shim import COMPILER
 from slipway.trainer.model.backends import attention_backend
 
-# A graph for each step would come to it soon, and is an error then.
+# Of one function; a mistake that takes a graph for each step comes to it soon, and is an error then.
 _GRAPHS = 32
 
 
@@ -35,7 +35,7 @@ def explain_uncompiled(
     if settings.compile_layers == "False":
         return "as the configuration says"
     if settings.compile_layers == "auto" and device.type != "cuda":
-        return "a CPU gains nothing"
+        return "auto compiles on a GPU alone"
     obstacle = find_compile_obstacle(settings)
     if obstacle is None and (backend := attention_backend(settings.architecture, config, device)) != "sdpa":
         obstacle = f"the attention is {backend}: expected model.attention_backend=sdpa"
