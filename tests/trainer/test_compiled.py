@@ -40,12 +40,12 @@ PIPELINE = {"model.pipeline_model_parallel_size": 2, "model.virtual_pipeline_mod
 # The keys of a model, and its graphs: of a layer and of the last norm, in training and in validation. The
 # last word of a name is the compiler: `eager` runs operations, `aot_eager` also those of the gradient.
 CASES: dict[str, tuple[dict[str, Any], int]] = {
-    "gpt aot_eager": (THREE, 4),
+    "gpt eager": (THREE, 4),
     "dropout aot_eager": ({**THREE, **DROPOUT}, 4),
     # The forward pass whose activations are forgotten is a graph without gradients.
     "recomputed aot_eager": ({**THREE, **DROPOUT, **RECOMPUTED}, 5),
     "selective eager": ({**THREE, **DROPOUT, FULL: "selective"}, 4),
-    "llama aot_eager": ({**THREE, **LLAMA}, 4),
+    "llama eager": ({**THREE, **LLAMA}, 4),
     INDUCTOR: (THREE, 2),
 }
 
@@ -82,7 +82,7 @@ def test_all_layers_share_a_graph_and_no_graph_breaks(gpts: dict[str, Any], name
     assert gpts["cases"][name]["graphs"] == [CASES[name][1], 0]
 
 
-@pytest.mark.parametrize("name", ["gpt aot_eager", "llama aot_eager"])
+@pytest.mark.parametrize("name", ["gpt eager", "llama eager"])
 def test_a_graph_computes_bitwise_what_its_operations_do(gpts: dict[str, Any], name: str) -> None:
     case = gpts["cases"][name]
     assert case["compiled"] == case["plain"]
@@ -105,8 +105,8 @@ def test_chunks_share_graphs(configuration: Any, pool: WarmPool, tmp_path: Path)
 
 
 def test_stacks_of_a_t5_have_graphs_of_their_own(configuration: Any, pool: WarmPool, tmp_path: Path) -> None:
-    result = run({"t5 aot_eager": {}}, {**T5, **RELATIVE}, configuration, pool, tmp_path)
-    case = result["cases"]["t5 aot_eager"]
+    result = run({"t5 eager": {}}, {**T5, **RELATIVE}, configuration, pool, tmp_path)
+    case = result["cases"]["t5 eager"]
     assert case["graphs"] == [8, 0]
     assert case["compiled"] == case["plain"]
 
