@@ -17,6 +17,7 @@ from slipway.trainer.config.layout import make_layout
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import Settings, read_settings
 from slipway.trainer.distributed import make_rank_context, process_group
+from slipway.trainer.model import compiled
 from slipway.trainer.model.compiled import compile_layers, explain_uncompiled, guard_dropout
 from slipway.trainer.world import World
 from tests.trainer.probe_t5 import PADDED, batches
@@ -89,7 +90,9 @@ def count_graphs() -> list[int]:
 def explain(base: dict[str, Any], settings: Settings) -> dict[str, str | None]:
     """Return why layers are not compiled, for several devices and keys."""
 
-    def ask(kind: str, gathers: bool = False, **keys: Any) -> str | None:
+    def ask(kind: str, gathers: bool = False, compiler: str = "", **keys: Any) -> str | None:
+        # Any compiler is there, or one alone.
+        compiled.shutil.which = lambda name: name == compiler or not compiler
         chosen = read_settings({**base, **{f"model.{name}": value for name, value in keys.items()}})
         config = SimpleNamespace(context_parallel_size=1, bf16=True)
         chunks = [SimpleNamespace(ddp_config=SimpleNamespace(overlap_param_gather=gathers))]
@@ -108,6 +111,9 @@ def explain(base: dict[str, Any], settings: Settings) -> dict[str, str | None]:
         "engine": ask("cuda", transformer_engine=True),
         "gathers": ask("cuda", gathers=True),
         "gathers and must": ask("cuda", gathers=True, compile_layers=True),
+        "no compiler": ask("cuda", compiler="icx"),
+        "no compiler and must": ask("cpu", compiler="icx", compile_layers=True),
+        "clang": ask("cuda", compiler="clang"),
         "local and must": ask("cpu", attention_dropout=0.1, compile_layers=True),
     }
 

@@ -124,6 +124,9 @@ def test_layers_are_compiled_on_a_gpu_where_that_is_possible(gpts: dict[str, Any
     assert "model.transformer_engine=True" in explained["engine"]
     assert explained["gathers"].endswith("expected model.optim.overlap_param_sync=False")
     assert explained["gathers and must"] == f"refused: model.compile_layers=True: {explained['gathers']}"
+    assert "has no gcc or clang or cc on PATH" in explained["no compiler"]
+    assert explained["no compiler and must"].endswith("expected a compiler, or its path in CXX")
+    assert explained["clang"] is None
     assert "the attention is local: expected model.attention_backend=sdpa" in explained["local and must"]
 
 

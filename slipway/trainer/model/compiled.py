@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
+import socket
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -20,6 +23,8 @@ from slipway.trainer.model.backends import attention_backend
 
 # Of one function; a mistake that takes a graph for each step comes to it soon, and is an error then.
 _GRAPHS = 32
+# The variable that names the compiler, and where it is not set, those that are looked for.
+_COMPILERS = {"cpu": ("CXX", ["g++"]), "cuda": ("CC", ["gcc", "clang", "cc"])}
 
 
 def explain_uncompiled(
@@ -41,8 +46,9 @@ def explain_uncompiled(
         obstacle = f"the attention is {backend}: expected model.attention_backend=sdpa"
     if obstacle is None and chunks[0].ddp_config.overlap_param_gather:
         obstacle = "weights are gathered inside the layers: expected model.optim.overlap_param_sync=False"
+    obstacle = obstacle or _find_missing_compiler(device)
     if obstacle and settings.compile_layers == "True":
-        raise UserError(f"{COMPILE}=True: {obstacle}")
+        raise UserError(f"{COMPILE}=True: {obstacle}", found_by="node")
     return obstacle
 
 
@@ -78,6 +84,16 @@ def guard_dropout(settings: Settings, device: Any) -> None:
     if device.type == "cuda" and torch.__version__ >= (2, 13) and any(x.hidden_dropout for x in stacks):
         inductor: Any = importlib.import_module("torch._inductor.config")
         inductor.align_random_eager = True
+
+
+def _find_missing_compiler(device: Any) -> str | None:
+    """Return that the compiler is missing with which torch, or Triton for CUDA, makes kernels callable."""
+    variable, names = _COMPILERS[device.type]
+    names = os.environ.get(variable, "").split()[:1] or names
+    if any(map(shutil.which, names)):
+        return None
+    missing = f"{socket.gethostname()} has no {' or '.join(names)} on PATH"
+    return f"{missing}: expected a compiler, or its path in {variable}"
 
 
 def _prepare(layer: Any) -> None:
