@@ -90,6 +90,7 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/reading.py
 	$(BIN)/python benchmarks/perf/job_start.py
 	$(BIN)/python benchmarks/perf/tokenizing.py
+	$(BIN)/python -m benchmarks.watch
 	@scripts/system-packages.sh mksquashfs:squashfs-tools
 	$(BIN)/python benchmarks/perf/squashfs.py
 

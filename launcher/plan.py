@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.config.schema import Assumptions, ContainerOptions, NumaMapping
+from launcher.config.watch_schema import Watch
 from launcher.runs.paths import LaunchPaths
 from launcher.slurm.queue_flags import QueueFlags
 from slipway.arithmetic.gpus import Gpu
@@ -213,3 +214,4 @@ class Plan:
     slurm_conf: str | None
     job: Job
     assumptions: Assumptions = field(default_factory=Assumptions)
+    watch: Watch = field(default_factory=Watch)

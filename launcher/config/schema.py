@@ -41,6 +41,7 @@ from launcher.config.values import (
     Whole,
     explain,
 )
+from launcher.config.watch_schema import Watch
 from launcher.errors import Mistakes
 from launcher.slurm.queue_flags import QueueFlags
 from slipway.common.sections import Section
@@ -230,6 +231,7 @@ class RunConfig(StrictModel):
     numa_mapping: NumaMapping
     enable_vboost: bool
     resilience: Resilience
+    watch: Watch = Field(default_factory=Watch)
     estimates: Assumptions
     dry_run: bool
     cluster: ClusterConfig

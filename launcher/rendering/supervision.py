@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import slipway.supervisor
+from launcher.config.watch_schema import watch_settings
 from launcher.plan import Container, Plan
 from launcher.rendering.slurm_flags import host_arguments
 from launcher.slurm.notations import limit_seconds
@@ -95,6 +96,7 @@ def supervisor_settings(plan: Plan) -> Settings:
         container=None if plan.scheduler == "local" else _container(job.container),
         results=results,
         metrics=f"{results}/{paths.metrics.name}",
+        watch=watch_settings(plan.watch),
     )
 
 

@@ -146,4 +146,5 @@ def plan_launch(config: RunConfig, *, number: int, tag: str, work: ImageWork | N
         slurm_conf=run.config.cluster.slurm_conf,
         job=stage.job(run),
         assumptions=run.config.estimates,
+        watch=run.config.watch,
     )

@@ -7,18 +7,14 @@ from slipway.watch.parameters import NoStep
 from slipway.watch.series import SortedWindow
 
 _STEPS, _PAUSES = 64, 16
+# The fewest intervals that have a usual one.
+_FEWEST = 4
 # An interval of so many usual ones had a pause in it: a validation, a save, an evaluation.
 _PAUSE = 3
 
 
 class Schedule(NamedTuple):
-    """The steps at which a training pauses, by its configuration; ``None`` where that is not known.
-
-    Attributes
-    ----------
-    save_every, validate_every
-        Steps between two checkpoints, and between two validations.
-    """
+    """The steps between two checkpoints, and between two validations; ``None`` where that is not known."""
 
     save_every: Optional[int] = None
     validate_every: Optional[int] = None
@@ -29,22 +25,18 @@ class Pace:
 
     Attributes
     ----------
-    start
-        The newest start.
-    train
-        The newest step since then.
+    start, train, end
+        The newest start, the newest step since then, and the trainer's own word for its end.
     last_sign
         Time of the newest event of any kind.
-    has_ended
-        The training has ended by itself since the start.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.start: Optional[Start] = None
         self.train: Optional[Train] = None
+        self.end: Optional[End] = None
         self.last_sign: Optional[float] = None
-        self.has_ended = False
         self._first: Optional[Train] = None
         self._intervals = SortedWindow(_STEPS)
         self._pauses = SortedWindow(_PAUSES)
@@ -54,9 +46,9 @@ class Pace:
         if isinstance(event, Train):
             self._take_step(event)
         elif isinstance(event, Start):
-            self.start, self.train, self._first, self.has_ended = event, None, None, False
+            self.start, self.train, self._first, self.end = event, None, None, None
         elif isinstance(event, End):
-            self.has_ended = True
+            self.end = event
         elif not isinstance(event, Validation):
             return
         self.last_sign = event.time
@@ -74,28 +66,34 @@ class Pace:
 
     @property
     def interval(self) -> Optional[float]:
-        """The usual seconds between two steps' events; ``None`` before the third step."""
-        return self._intervals.median if self._intervals else None
+        """The usual seconds between two steps' events; ``None`` while few are known."""
+        return self._intervals.median if len(self._intervals) >= _FEWEST else None
 
     @property
-    def steps_per_second(self) -> Optional[float]:
-        """The rate since the start, pauses included, without the first two steps."""
-        if not (self._first and self.train):
+    def step(self) -> Optional[int]:
+        """The newest step, else the one that the training started from."""
+        newest = self.end or self.train or self.start
+        return newest.step if newest else None
+
+    @property
+    def remaining(self) -> Optional[float]:
+        """Seconds that the steps left will take, pauses included; ``None`` if unknown."""
+        first, train, last = self._first, self.train, self.start and self.start.max_steps
+        if last is not None and self.step is not None and self.step >= last:
+            return 0.0
+        if last is None or first is None or train is None or not train.step > first.step:
             return None
-        steps, seconds = self.train.step - self._first.step, self.train.time - self._first.time
-        return steps / seconds if steps > 0 and seconds > 0 else None
+        return (last - train.step) * (train.time - first.time) / (train.step - first.step)
 
     def find_limit(self, parameters: NoStep) -> Optional[float]:
         """Return the seconds after the last sign at which the next is overdue; ``None`` if none is expected.
 
         A pause as long as two of the last ones is usual, so that a single hang that went by is not.
         """
-        if self.has_ended or (self.start is None and self.train is None):
+        if self.end is not None or (self.start is None and self.train is None):
             return None
         if self.train is None or self.interval is None:
             return parameters.first
         limit = max(parameters.factor * self.interval, parameters.least, 2 * self._pauses.find_largest(2))
-        return max(limit, parameters.pause) if self._is_pause_due(self.train.step) else limit
-
-    def _is_pause_due(self, step: int) -> bool:
-        return any(every and step % every == 0 for every in self.schedule)
+        is_pause_due = any(every and self.train.step % every == 0 for every in self.schedule)
+        return max(limit, parameters.pause) if is_pause_due else limit

@@ -17,10 +17,10 @@ class NonFinite(NamedTuple):
 
 class Spike(NamedTuple):
     reaction: str = "notify"
-    sigmas: float = 3.0
-    enough: float = 15.0
-    steps: int = 3
-    calm: int = 20
+    sigmas: float = 2.5
+    enough: float = 12.0
+    steps: int = 4
+    least: float = 0.01
 
 
 class NoStep(NamedTuple):
@@ -44,12 +44,10 @@ class Checkpoint(NamedTuple):
 
 class Chain(NamedTuple):
     reaction: str = "notify"
-    patience: float = 180.0
 
 
 class Job(NamedTuple):
     reaction: str = "notify"
-    patience: float = 180.0
 
 
 class Disk(NamedTuple):
@@ -70,7 +68,7 @@ class Parameters(NamedTuple):
 
     non_finite: NonFinite = NonFinite()
     loss_spike: Spike = Spike()
-    grad_norm_spike: Spike = Spike()
+    grad_norm_spike: Spike = Spike(enough=9.0, steps=3, least=0.05)
     no_step: NoStep = NoStep()
     throughput: Throughput = Throughput()
     checkpoint: Checkpoint = Checkpoint()

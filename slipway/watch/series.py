@@ -3,18 +3,20 @@
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from typing import Deque, List, Optional
+from typing import Deque, List, Optional, Tuple
 
 from slipway.watch.parameters import Spike, Throughput
 
-# Values that others are judged by, the fewest that suffice, and the last ones, which may be a spike's first.
-_WINDOW, _LEAST, _LAG = 128, 24, 8
+# Values whose median is the usual one; their rests; the fewest that suffice; the last, not yet counted.
+_LEVEL, _RESTS, _LEAST, _LAG = 64, 128, 24, 8
+# Steps between two looks at the rests' spread, which changes slowly.
+_SIGMA_EVERY = 8
+# Values in a row that end a spike.
+_CALM = 20
 # Steps after which a new level is the usual one.
 _SETTLED = 1000
 # Values for a small plot.
 _SHOWN = 40
-# Half a per cent: smaller differences are no spike, however quiet the values are.
-_LEAST_SIGMA = 0.005
 _TINY = 1e-12
 # The standard deviation of a normal distribution, in its median absolute deviations.
 _SIGMA = 1.4826
@@ -73,11 +75,11 @@ class SortedWindow:
 class Spikes:
     """A series of positive values and its spikes: rises that are no chance.
 
-    Logarithms are compared: the score of a value is the number of sigmas by which it exceeds the median of
-    those before it. What exceeds `sigmas` adds up from step to step (Page's cumulative sum, Biometrika 41,
-    1954), up to a share for each so that `steps` values are needed: the spike begins where the sum reaches
-    `enough`. It ends after `calm` values in a row below `sigmas`, when the training begins again, or when the
-    values have stayed on a new level for long, which is then the usual one.
+    Logarithms are compared. A value's rest is its distance from the median of the values before it, its score
+    the rest in sigmas of the rests before it. What of the scores exceeds `sigmas` adds up from step to step
+    (Page's cumulative sum, Biometrika 41, 1954), limited so that `steps` values are needed: the spike
+    begins where the sum reaches `enough`. It ends after twenty values in a row below `sigmas`, when the
+    training begins again, or when the values have stayed on a new level for long, then the usual one.
 
     Attributes
     ----------
@@ -92,18 +94,20 @@ class Spikes:
     def __init__(self, parameters: Spike) -> None:
         self._parameters = parameters
         self._largest = parameters.sigmas + parameters.enough / parameters.steps
-        self._base = SortedWindow(_WINDOW)
-        self._waiting: Deque[float] = deque()
+        self._level, self._rests = SortedWindow(_LEVEL), SortedWindow(_RESTS)
+        # The last values and their rests, which may be a spike's first.
+        self._newest: Deque[Tuple[float, float]] = deque()
         self.last: Deque[float] = deque(maxlen=_SHOWN)
         self.restart(forget=True)
 
     def restart(self, forget: bool) -> None:
         """End the present spike as the training begins again; `forget` another one's values."""
         if forget:
-            self._base.clear()
+            self._level.clear()
+            self._rests.clear()
             self.last.clear()
-        self._waiting.clear()
-        self._sum = self.score = self.worst = 0.0
+        self._newest.clear()
+        self._sigma = self._sum = self.score = self.worst = 0.0
         self._calm = 0
         self._onset = (0.0, 0)
         self.since: Optional[float] = None
@@ -112,42 +116,47 @@ class Spikes:
     @property
     def is_blind(self) -> bool:
         """Too few values are known to call one unusual."""
-        return len(self._base) < _LEAST
+        return len(self._rests) < _LEAST
 
     @property
     def usual(self) -> float:
         """The median of the values before the present spike."""
-        return math.exp(self._base.median)
+        return math.exp(self._level.median)
 
     def take(self, time: float, step: int, value: float) -> None:
         """Take in the finite value of a step."""
         self.last.append(value)
-        value = math.log(max(value, _TINY))
+        logarithm = math.log(max(value, _TINY))
+        rest = logarithm - self._level.median if self._level else 0.0
         if not self.is_blind:
-            self._judge(time, step, value)
+            self._judge(time, step, value, rest)
         if self.since is None:
-            self._waiting.append(value)
-            if len(self._waiting) > _LAG or self.is_blind:
-                self._base.add(self._waiting.popleft())
+            self._newest.append((logarithm, rest))
+            if len(self._newest) > _LAG:
+                logarithm, rest = self._newest.popleft()
+                self._level.add(logarithm)
+                self._rests.add(rest)
+                self._sigma = 0.0 if step % _SIGMA_EVERY == 0 else self._sigma
 
-    def _judge(self, time: float, step: int, value: float) -> None:
-        sigma = max(_SIGMA * self._base.deviation, _LEAST_SIGMA)
-        score = (value - self._base.median) / sigma
-        excess = min(score, self._largest) - self._parameters.sigmas
+    def _judge(self, time: float, step: int, value: float, rest: float) -> None:
+        parameters = self._parameters
+        self._sigma = self._sigma or max(_SIGMA * self._rests.deviation, parameters.least)
+        score = rest / self._sigma
+        excess = min(score, self._largest) - parameters.sigmas
         if self.since is None and self._sum <= 0:
             self._onset, self.score, self.worst = (time, step), 0.0, 0.0
-        self.score, self.worst = max(self.score, score), max(self.worst, self.last[-1])
-        if self.since is not None:
-            self._calm = self._calm + 1 if excess < 0 else 0
-            if self._calm >= self._parameters.calm:
-                self.restart(forget=False)
-            elif step - (self.since_step or 0) > _SETTLED:
-                self.restart(forget=True)
+        self.score, self.worst = max(self.score, score), max(self.worst, value)
+        if self.since is None:
+            self._sum = max(self._sum + excess, 0.0)
+            if self._sum >= parameters.enough:
+                self.since, self.since_step = self._onset
+                self._newest.clear()
             return
-        self._sum = max(self._sum + excess, 0.0)
-        if self._sum >= self._parameters.enough:
-            self.since, self.since_step = self._onset
-            self._waiting.clear()
+        self._calm = self._calm + 1 if excess < 0 else 0
+        if self._calm >= _CALM:
+            self.restart(forget=False)
+        elif step - (self.since_step or 0) > _SETTLED:
+            self.restart(forget=True)
 
 
 class Speeds:
@@ -163,7 +172,7 @@ class Speeds:
     def __init__(self, parameters: Throughput) -> None:
         self._part = parameters.part
         self._recent = SortedWindow(parameters.steps)
-        self._base = SortedWindow(2 * _WINDOW)
+        self._base = SortedWindow(256)
         self._slow_since: Optional[float] = None
         self.since: Optional[float] = None
 

@@ -26,16 +26,10 @@ class DiskSpace(NamedTuple):
 
 
 class ChainState(NamedTuple):
-    """The place of a run's present job in its chain.
+    """The place of the present job in its chain.
 
-    Attributes
-    ----------
-    link, links
-        Number of the job in the chain, and of jobs at most.
-    has_successor
-        The next link is in the queue; ``None`` if nobody can say.
-    ends_at
-        Unix time of the job's time limit; ``None`` without one.
+    `has_successor` says that the next link is in the queue, `ends_at` is the Unix time of the job's time
+    limit; each is ``None`` if nobody can say.
     """
 
     link: int
@@ -52,14 +46,9 @@ class JobState(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a watcher found at a time besides events; a text says why it could not look.
+    """Facts besides events that a watcher found at a Unix time; a text says why it could not look.
 
-    Attributes
-    ----------
-    time
-        Unix time.
-    checkpoint
-        Step of the newest complete checkpoint; 0 without one.
+    `checkpoint` is the step of the newest complete one, 0 without any.
     """
 
     time: float
@@ -70,26 +59,19 @@ class Facts(NamedTuple):
 
 
 class Window:
-    """What is remembered of a run; it takes events and facts in the order of their times.
+    """The memory of a run; it takes events and facts in the order of their times.
 
     Attributes
     ----------
     now
         The time of the newest event or facts.
-    facts
-        The newest facts.
     pace, loss, grad_norm, speeds
         The times of steps, and the series of their values.
-    has_loss, has_grad_norm
-        A step has had a finite loss, and a finite norm of the gradient.
-    non_finite
-        The first step of the newest losses that are not finite; ``None`` again after finite ones.
-    skipped
-        The last steps in a row whose norm of the gradient is not finite.
-    disk
-        Times and free bytes, not more often than every five minutes.
-    checkpoints
-        The steps of the last checkpoints that facts named.
+    non_finite, skipped
+        The first step of the newest losses that are not finite, until finite ones follow; and the last steps
+        in a row whose norm of the gradient is not finite.
+    disk, checkpoints
+        Times and free bytes, and steps, that the last facts named.
     conditions
         What the facts say is wrong, each with the time since when.
     since
@@ -103,7 +85,6 @@ class Window:
         self.loss = Spikes(parameters.loss_spike)
         self.grad_norm = Spikes(parameters.grad_norm_spike)
         self.speeds = Speeds(parameters.throughput)
-        self.has_loss = self.has_grad_norm = False
         self.non_finite: Optional[Train] = None
         self.skipped: List[Train] = []
         self.disk: Deque[Tuple[float, int]] = deque(maxlen=_DISK_SAMPLES)
@@ -124,13 +105,11 @@ class Window:
         self.now = max(self.now, self.pace.last_sign or 0.0)
 
     def _take_start(self, event: Start) -> None:
-        before = self.pace.start
-        for series in (self.loss, self.grad_norm):
-            series.restart(forget=event.step == 0)
-        self.speeds.restart(
-            forget=before is None
-            or (before.data, before.tokens_per_step) != (event.data, event.tokens_per_step)
-        )
+        before = self.pace.start or event
+        self.loss.restart(forget=event.step == 0)
+        self.grad_norm.restart(forget=event.step == 0)
+        has_changed = (before.data, before.tokens_per_step) != (event.data, event.tokens_per_step)
+        self.speeds.restart(forget=has_changed)
         self.non_finite = None
         self.skipped = []
 
@@ -143,17 +122,15 @@ class Window:
         self._finite += 1
         if self._finite >= _CALM:
             self.non_finite = None
-        self.has_loss = True
         self.loss.take(event.time, event.step, event.loss)
 
     def _take_grad_norm(self, event: Train) -> None:
         if event.grad_norm is None:
             return
         if math.isfinite(event.grad_norm):
-            self.has_grad_norm = True
             self.skipped = []
             self.grad_norm.take(event.time, event.step, event.grad_norm)
-        elif self.has_grad_norm and len(self.skipped) < _MOST_SKIPS:
+        elif self.grad_norm.last and len(self.skipped) < _MOST_SKIPS:
             self.skipped.append(event)
 
     def _take_speed(self, event: Train) -> None:
