@@ -225,8 +225,8 @@ class StatusRow(LaunchStatus):
             "val_loss": encode(self.progress.validation_loss),
             "tokens_per_second": encode(self.progress.tokens_per_second),
             "eta_seconds": encode(self.eta),
-            "step_seconds": self.progress.pace.interval,
-            "no_step_seconds": self.silence and round(self.silence.seconds, 1),
+            "step_seconds": encode(self.progress.pace.interval),
+            "no_step_seconds": encode(silence.seconds if (silence := self.silence) else None),
             "differs": self.differs.to_json() if self.differs else None,
             "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
         }
