@@ -142,11 +142,15 @@ def make_user(sandbox: Sandbox, directory: Path) -> User:
     return replace(found[0], others=found)
 
 
-def find_processes(word: str, uid: int) -> list[int]:
+def find_ranks(user: User) -> list[int]:
+    """Return the trainer's processes of a user in this sandbox, and of no other one on this machine."""
+    of_sandbox = f"SLURM_CONF={user.environment['SLURM_CONF']}"
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if process.stat().st_uid == uid and word in (process / "cmdline").read_text().split("\0"):
+        with suppress(OSError, UnicodeDecodeError):
+            program, *arguments = (process / "cmdline").read_text().split("\0")
+            is_rank = program == sys.executable and "slipway.trainer.pretrain" in arguments
+            if is_rank and of_sandbox in (process / "environ").read_text().split("\0"):
                 found.append(int(process.name))
     return found
 
@@ -194,7 +198,8 @@ def test_watching_a_training_that_hangs(
     user.slipway("launch", *TRAINING, *TINY, "training.run.name=hangs")
     user.wait_for_step("hangs")
     assert user.row("hangs")["no_step_seconds"] is None
-    ranks = find_processes("slipway.trainer.pretrain", user.uid)
+    ranks = find_ranks(user)
+    assert len(ranks) == 1
     for rank in ranks:
         os.kill(rank, signal.SIGSTOP)
     time.sleep(4)  # the silence is unusual after a minute, which the views then see before their own is over
