@@ -63,7 +63,8 @@ class Progress:
             case HeldOut():
                 self.held_out = event
             case End():
-                self.end = event
+                # A trainer that logs every tenth step may end after another one.
+                self.end, self.step = event, max(event.step, self.step or 0)
 
     @property
     def max_steps(self) -> int | None:

@@ -24,8 +24,9 @@ from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.notations import format_time_limit, parse_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
-from launcher.ui.tables import REASON, since
+from launcher.ui.tables import NO_STEP, REASON, since
 from slipway.common.node.marks import JobAttempt, cancelled_at, chain_end, time_limit
+from slipway.watch.alerts import Alert, open_alerts
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class StatusRow(LaunchStatus):
     progress: Progress = field(default_factory=Progress)
     transitions: Transitions = field(default_factory=Transitions)
     damaged: Sequence[DamagedCheckpoint] = ()
+    alerts: Sequence[Alert] = ()
 
     @property
     def granted_limit(self) -> str | None:
@@ -173,6 +175,8 @@ class StatusRow(LaunchStatus):
         limit = tables.text(_limit(manifest.time_limit if manifest else None, self.granted_limit))
         differs = self.differs.summary() if self.differs else None
         granted = manifest.granted_text if manifest and self.state.is_live else None
+        said = self.full_reason or ""  # no alert says it again
+        alerts = [alert.newest.why for alert in self.alerts if not (said and _says(alert, said))]
         values = {
             "RUN": self.run,
             "LAUNCH": self.number,
@@ -190,7 +194,9 @@ class StatusRow(LaunchStatus):
             "RESTARTS": self.restarts or None,
             "NODELIST": self.nodes,
             "USER": manifest.user if manifest and manifest.user != _me() else None,
-            REASON: "; ".join(filter(None, [self.full_reason, granted, differs, summary(self.damaged)])),
+            REASON: "; ".join(
+                filter(None, [self.full_reason, *alerts, granted, differs, summary(self.damaged)])
+            ),
         }
         return {name: escape(tables.text(value)) for name, value in values.items()}
 
@@ -228,11 +234,17 @@ class StatusRow(LaunchStatus):
             "step_seconds": encode(self.progress.pace.interval),
             "no_step_seconds": encode(silence.seconds if (silence := self.silence) else None),
             "differs": self.differs.to_json() if self.differs else None,
+            "alerts": [alert.to_json() for alert in self.alerts],
             "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
         }
 
 
 _me = functools.cache(user)
+
+
+def _says(alert: Alert, reason: str) -> bool:
+    """Return True if a reason is what an alert is about: the same silence, or the end of the run."""
+    return (alert.first.detector == "no_step" and NO_STEP in reason) or reason in alert.newest.why
 
 
 def _limit(asked: str | None, granted: str | None) -> str | None:
@@ -286,8 +298,10 @@ def _add_progress(item: LaunchStatus) -> StatusRow:
     if item.launch is None:
         return StatusRow.extending(item)
     transitions, damaged = transitions_of(item.launch, item), find_damaged_checkpoints(item.launch)
-    progress = _read_progress(item, item.launch)
-    return StatusRow.extending(item, progress=progress, transitions=transitions, damaged=damaged)
+    progress, alerts = _read_progress(item, item.launch), open_alerts(item.run_dir)
+    return StatusRow.extending(
+        item, progress=progress, transitions=transitions, damaged=damaged, alerts=alerts
+    )
 
 
 def _read_progress(item: LaunchStatus, launch: Launch) -> Progress:
@@ -300,7 +314,7 @@ def _read_progress(item: LaunchStatus, launch: Launch) -> Progress:
 def refresh_progress(rows: Sequence[StatusRow]) -> list[StatusRow]:
     """Read the progress of running jobs again; no scheduler is asked."""
     return [
-        replace(row, progress=_read_progress(row, row.launch))
+        replace(row, progress=_read_progress(row, row.launch), alerts=open_alerts(row.run_dir))
         if row.launch and row.state is State.RUNNING
         else row
         for row in rows

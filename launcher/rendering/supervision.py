@@ -19,7 +19,14 @@ from slipway.common.node.settings import ChainSettings, ContainerSettings, Setti
 
 _PACKAGE = Path(slipway.supervisor.__file__).parent
 # The modules beside it that the supervisor needs, in the syntax of Python 3.6.
-_FLOOR = ("__init__.py", "common/__init__.py", "common/files.py", "common/node/*.py", "watch/*.py")
+_FLOOR = (
+    "__init__.py",
+    "common/__init__.py",
+    "common/backoff.py",
+    "common/files.py",
+    "common/node/*.py",
+    "watch/*.py",
+)
 # The oldest that a zip file can hold.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 _REGULAR_FILE = 0o100644 << 16
@@ -97,6 +104,7 @@ def supervisor_settings(plan: Plan) -> Settings:
         results=results,
         metrics=f"{results}/{paths.metrics.name}",
         watch=watch_settings(plan.watch),
+        tell=plan.watch.tell.model_dump(),
     )
 
 

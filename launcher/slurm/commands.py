@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import random
+from typing import NamedTuple
 
 from launcher.errors import NOT_KNOWN, UserError, escape, shortened
 from slipway.common.backoff import double_wait
@@ -78,8 +79,7 @@ class SchedulerSilent(Unreachable):
     exit_code = NOT_KNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The exit code and the output of a command."""
 
     code: int

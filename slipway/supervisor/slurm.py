@@ -210,6 +210,10 @@ class Slurm:
         """Cancel jobs, all at once: a Slurm that does not answer is waited for once."""
         return self._run(["scancel", *job_ids], _ACTION_SECONDS).code == 0
 
+    def hold(self, job_ids: Sequence[str]) -> bool:
+        """Hold jobs that wait, so that their owner can release them."""
+        return self._run(["scontrol", "uhold", ",".join(job_ids)], _ACTION_SECONDS).code == 0
+
     def update_excluded(self, job_ids: Sequence[str], nodes: str) -> bool:
         """Keep jobs that wait off some nodes, in place of those that they were kept off before."""
         command = ["scontrol", "update", "JobId=" + ",".join(job_ids), "ExcNodeList=" + nodes]

@@ -4,7 +4,7 @@ Each detector has a class with its parameters, whose defaults hold for launches 
 them. The schema of the configuration is made of these classes, and `conf/config.yaml` says what they mean.
 """
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple, Optional
 
 # What is done when a detector fires; `off` does not run it.
 REACTIONS = ("notify", "hold", "save", "stop", "off")
@@ -78,22 +78,11 @@ class Parameters(NamedTuple):
     deadline: Deadline = Deadline()
 
 
-def to_json(parameters: Parameters) -> Dict[str, Any]:
-    """Return the parameters as mappings."""
-    return {name: dict(section._asdict()) for name, section in parameters._asdict().items()}
-
-
 def from_json(content: Mapping[str, Any]) -> Parameters:
-    """Return the parameters that mappings hold; missing ones have their defaults.
-
-    Raises
-    ------
-    TypeError, AttributeError
-        If a detector or a parameter is unknown.
-    """
+    """Return the parameters that mappings hold, else their defaults; raise ValueError for unknown ones."""
     defaults = Parameters()
     try:
         sections = {name: getattr(defaults, name)._replace(**values) for name, values in content.items()}
-        return defaults._replace(**sections)
-    except ValueError as error:
-        raise TypeError(str(error)) from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"the parameters of the detectors are not of this version: {error}") from error
+    return defaults._replace(**sections)

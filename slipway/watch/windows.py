@@ -1,6 +1,7 @@
 """The bounded memory of a run, which its detectors look at."""
 
 import math
+import os
 from collections import deque
 from typing import Deque, Dict, List, NamedTuple, Optional, Tuple, Union
 
@@ -162,3 +163,12 @@ class Window:
             self.conditions.setdefault(name, self.facts.time)
         else:
             self.conditions.pop(name, None)
+
+
+def measure_disk(directory: str) -> Union[DiskSpace, str]:
+    """Return the space of a directory's file system, or why it is not known."""
+    try:
+        disk = os.statvfs(directory)
+    except OSError as error:
+        return f"the disk of {directory} cannot be asked: {error.strerror}"
+    return DiskSpace(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize)

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,19 @@ def find_ranks(user: User) -> list[int]:
     return found
 
 
+@contextmanager
+def stopped(processes: Sequence[int]) -> Iterator[None]:
+    """Keep processes from running in the block."""
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+
+
 def documented(repository: Path) -> dict[str, int]:
     """Return the calls by what makes them, of the table in the administrators' page."""
     text = (repository / "docs" / "administrators.md").read_text()
@@ -169,6 +182,7 @@ def test_calls_are_as_documented(plain_sandbox: Sandbox, short_directory: Path, 
         "slipway launch": user.count(lambda: user.launch("waits", "", "cluster.partition=cloud")),
         "slipway check": user.count(lambda: user.slipway("check", *TRAINING, f"cluster.python={payload}")),
         "slipway status": user.count(lambda: user.slipway("status")),
+        "slipway watch": user.count(lambda: user.slipway("watch")),
         "slipway list runs": user.count(lambda: user.slipway("list", "runs")),
         "slipway history RUN": user.count(lambda: user.slipway("history", "waits")),
         "slipway hold RUN": user.count(lambda: user.slipway("hold", "waits")),
@@ -193,39 +207,51 @@ def check_table(repository: Path, measured: dict[str, int]) -> None:
 def test_watching_a_training_that_hangs(
     plain_sandbox: Sandbox, short_directory: Path, repository: Path
 ) -> None:
-    """A rank is stopped for a minute: each view says so, and hardly calls Slurm."""
+    """A rank is stopped for a minute: its job tells, each view says so, and hardly calls Slurm."""
     user = make_user(plain_sandbox, short_directory)
-    user.slipway("launch", *TRAINING, *TINY, "training.run.name=hangs")
+    told = [
+        "watch.chain.reaction=off",
+        "watch.tell.every=2",
+        f"watch.tell.command=[/bin/cp,/dev/stdin,{user.directory}/told.json]",
+    ]
+    user.slipway("launch", *TRAINING, *TINY, "training.run.name=hangs", *told)
     user.wait_for_step("hangs")
     assert user.row("hangs")["no_step_seconds"] is None
     ranks = find_ranks(user)
     assert len(ranks) == 1
-    for rank in ranks:
-        os.kill(rank, signal.SIGSTOP)
-    time.sleep(4)  # the silence is unusual after a minute, which the views then see before their own is over
+    with stopped(ranks):
+        # The silence is unusual after a minute, which the views then see before their own is over.
+        time.sleep(4)
 
-    def watch(watcher: User, *words: str) -> tuple[int, str]:
-        before = watcher.calls()
-        with pytest.raises(subprocess.TimeoutExpired) as end:
-            watcher.slipway(*words, "--base-results-dir", str(user.directory / "results"), timeout=59.5)
-        return watcher.calls() - before, (end.value.stdout or b"").decode()
+        def watch(watcher: User, *words: str) -> tuple[int, str]:
+            before = watcher.calls()
+            with pytest.raises(subprocess.TimeoutExpired) as end:
+                watcher.slipway(*words, "--base-results-dir", str(user.directory / "results"), timeout=59.5)
+            return watcher.calls() - before, (end.value.stdout or b"").decode()
 
-    watched = {
-        "slipway follow RUN": ("follow", "hangs"),
-        "slipway status --watch": ("status", "--watch"),
-        "slipway logs -f RUN": ("logs", "-f", "hangs"),
-    }
-    with ThreadPoolExecutor() as pool:  # each is another user's
-        views = list(
-            pool.map(lambda pair: watch(pair[0], *pair[1]), zip(user.others, watched.values(), strict=True))
-        )
-    for _, output in views[:2]:
-        assert re.search(r"no new step for 1 m \d+ s \(usual: [\d.e-]+ s\)", output), output
-    row = user.row("hangs")
-    assert row["state"] == "RUNNING" and row["no_step_seconds"] > 60 > row["step_seconds"]
-    assert re.search("RUNNING .*no new step for 1 m", user.slipway("status"))
-    for rank in ranks:
-        os.kill(rank, signal.SIGCONT)
+        watched = {
+            "slipway follow RUN": ("follow", "hangs"),
+            "slipway status --watch": ("status", "--watch"),
+            "slipway logs -f RUN": ("logs", "-f", "hangs"),
+        }
+        with ThreadPoolExecutor() as pool:  # each is another user's
+            views = list(
+                pool.map(
+                    lambda pair: watch(pair[0], *pair[1]), zip(user.others, watched.values(), strict=True)
+                )
+            )
+        for _, output in views[:2]:
+            assert re.search(r"no new step for 1 m \d+ s \(usual: [\d.e-]+ s\)", output), output
+        row = user.row("hangs")
+        assert row["state"] == "RUNNING" and row["no_step_seconds"] > 60 > row["step_seconds"]
+        assert re.search("RUNNING .*no new step for 1 m", user.slipway("status"))
+        deadline = time.monotonic() + 30
+        while not (user.directory / "told.json").exists():
+            assert time.monotonic() < deadline, user.row("hangs")["alerts"]
+            time.sleep(1)
+        message = json.loads((user.directory / "told.json").read_text())
+        assert message["alert"] == user.row("hangs")["alerts"][0]["alert"] == "no_step-1"
+        assert (message["event"], message["link"], message["job"]) == ("opened", 1, row["job_id"])
     user.wait_for_step("hangs", after=row["step"])
     assert user.row("hangs")["no_step_seconds"] is None
     user.slipway("cancel", "hangs", "--wait")

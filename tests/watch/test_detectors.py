@@ -301,3 +301,25 @@ def test_slope_ignores_outliers() -> None:
 )
 def test_words_for_a_time(seconds: float, words: str) -> None:
     assert say_duration(seconds) == words
+
+
+def test_any_sequence_of_values_has_readings() -> None:
+    """Torn, hostile or senseless events and facts raise nothing, and the memory stays bounded."""
+    source = random.Random(3)
+    odd = [0.0, -1.0, 1e308, 1e-308, math.inf, -math.inf, math.nan, None, 3.0, 3.1]
+    parameters = Parameters(deadline=Deadline(at=5.0))
+    for _ in range(100):
+        window = Window(parameters, Schedule(source.choice((None, 0, 7)), source.choice((None, 0, 5))))
+        for number in range(150):
+            time, step = source.choice((number, 0.0, 1e11)), source.choice((number, number, 0, 1 << 62))
+            loss, norm, speed = (source.choice(odd) for _ in range(3))
+            events: list[Event] = [Train(time, step, loss, None, norm, speed, None)] * 20
+            events += [Start(time, step, source.choice((None, 0, step))), Validation(time, step, math.nan)]
+            events += [End(time, step, "?")]
+            window.take(source.choice(events))
+            if number % 5 == 0:
+                free, total = source.choice((0, 1, 1 << 60)), source.choice((0, 1 << 60))
+                state = JobState(source.choice((None, "RUNNING", "?")), source.random() < 0.5)
+                chain = ChainState(source.randrange(3), 2, source.choice((None, True, False)), time)
+                window.take_facts(Facts(time, step, DiskSpace(free, total), chain, state))
+                assert len(read_all(window, parameters)) == len(DETECTORS)
