@@ -24,6 +24,7 @@ VERBS = {
     "release": "let held jobs start",
     "attach": "open a shell next to a running job",
     "verify": "check that a run did its work",
+    "incident": "gather what a ticket about a launch needs",
     "clean": "remove checkpoints of a run, archive the run, or remove it",
     "convert": "convert a checkpoint to Hugging Face, or from it",
     "evaluate": "measure a checkpoint on held-out data, and with lm-eval",
