@@ -45,6 +45,8 @@ _LOG_BYTES, _FILE_BYTES, _ALL_BYTES = 1 << 18, 1 << 16, 1 << 24
 _MARGIN_BYTES = 1 << 13
 _MOST_FILES, _MOST_LOGS, _MOST_NODES, _MOST_JOBS, _MOST_STEPS = 64, 6, 32, 32, 10
 _SLURM_SECONDS = 20.0
+# The files of the job's own record, and what they become in the provenance.
+_OF_JOB = {"job_packages": "packages.json", "job_git": "git-info.log"}
 _SACCT = (
     "JobID,JobName,Partition,Account,QOS,User,Submit,Start,End,Elapsed,Timelimit,State,ExitCode,Reason,NNodes,"
     "NodeList,ReqTRES,AllocTRES,MaxRSS,DerivedExitCode,Comment,AdminComment"
@@ -145,11 +147,11 @@ def gather(launch: Launch, compare: Compare) -> IncidentFiles:
     files.copy_all(paths.directory / MARKS, "marks")
     for path in (paths.run_dir / "alerts.jsonl", paths.run_dir / EXCLUDED_NODES, paths.metrics):
         files.copy(path, path.name)
-    for path in (paths.results / "packages.json", paths.results / "git-info.log"):
-        files.copy(path, f"job/{path.name}")
+    for name in _OF_JOB.values():
+        files.copy(paths.results / name, f"job/{name}")
     for path in (paths.root_config, paths.config, paths.script, paths.task_script):
         files.copy(path, f"configuration/{path.name}", _LOG_BYTES)
-    record = {key: value for key, value in provenance(launch).items() if not key.startswith("job_")}
+    record = {key: value for key, value in provenance(launch).items() if key not in _OF_JOB}
     files.add("provenance.json", json.dumps(record, indent=2) + "\n")
     files.add("history.json", json.dumps([row.to_json() for row in rows], indent=2) + "\n")
     changes = _changes(files, launch, [row for row in rows if row.number < number], compare)
