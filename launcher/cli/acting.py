@@ -18,7 +18,7 @@ from launcher.jobs.attaching import AttachPoint, attach
 from launcher.jobs.cancelling import add_followers, cancel
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, named_statuses
-from launcher.monitor.events import Progress
+from launcher.monitor.progress import Progress
 from launcher.monitor.readers import newest_events
 from launcher.monitor.run_status import links_to_json
 from launcher.runs.paths import display_path

@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from launcher.monitor.events import Event, HeldOut, Start, Train, Validation
+from slipway.common.node.events import Event, HeldOut, Start, Train, Validation
 
 # About so many values of a window make a smoothed one; and the weight of a mean that moves is of so many.
 _SAMPLES, _MEMORY = 100, 10

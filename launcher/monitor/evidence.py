@@ -17,8 +17,8 @@ from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import current_statuses, poll
 from launcher.monitor.checkpoints import SavedCheckpoint, find_saved
 from launcher.monitor.curves import Curves
-from launcher.monitor.events import Progress
 from launcher.monitor.logs import LogReader, get_change_time, get_last_start, job_logs, rank_failures
+from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import launch_numbers

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import WATCHING_ENDED, escape
 from launcher.jobs.launches import Launch, open_launch
-from launcher.monitor.events import End, Event, HeldOut, Progress, Start, Validation
 from launcher.monitor.logs import failed_task_logs, find_log, rank_failures, read_last_lines
 from launcher.monitor.polling import job_poller
+from launcher.monitor.progress import Progress
 from launcher.monitor.readers import open_reader
 from launcher.monitor.run_status import state_words
 from launcher.runs.paths import display_path
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui import tables
+from slipway.common.node.events import End, Event, HeldOut, Start, Validation
 
 if TYPE_CHECKING:
     from launcher.monitor.live import LiveView

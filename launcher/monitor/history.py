@@ -14,8 +14,8 @@ from launcher.errors import UserError, shortened
 from launcher.jobs.launches import Launch, adopt, read_launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpoints
-from launcher.monitor.events import Event, HeldOut, Progress, Start
 from launcher.monitor.logs import FAILURES
+from launcher.monitor.progress import Progress
 from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of, encode
 from launcher.monitor.readers import all_events, newest_events
 from launcher.monitor.run_status import attributes, elapsed_seconds, links_to_json
@@ -27,6 +27,7 @@ from launcher.slurm.notations import format_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
 from slipway.common.files import read_text
+from slipway.common.node.events import Event, HeldOut, Start
 from slipway.common.node.evidence import evidence, read_rank_failures
 from slipway.common.node.judging import Facts, find_rule, judge
 from slipway.common.node.marks import JobAttempt

@@ -18,13 +18,14 @@ from rich.text import Text
 
 from launcher.errors import escape
 from launcher.jobs.launches import Launch
-from launcher.monitor.events import Event, Progress, Train
+from launcher.monitor.progress import Progress
 from launcher.monitor.run_status import state_words
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui import tables
 from launcher.ui.tables import colour
 from launcher.ui.terminal import open_console
+from slipway.common.node.events import Event, Train
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 24

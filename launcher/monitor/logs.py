@@ -13,12 +13,11 @@ from pathlib import Path
 
 from launcher.errors import escape
 from launcher.jobs.launches import Launch
-from launcher.monitor.events import blocks_back
 from launcher.monitor.polling import job_poller
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from slipway.common.files import names_in, open_regular
+from slipway.common.files import blocks_back, names_in, open_regular
 from slipway.common.node.evidence import Left, read_rank_failures
 
 FAILURES = "failures"

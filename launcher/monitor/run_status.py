@@ -16,7 +16,7 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpoints, summary
-from launcher.monitor.events import Event, Progress
+from launcher.monitor.progress import Progress
 from launcher.monitor.provenance_report import Difference, difference_of, encode
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
@@ -25,6 +25,7 @@ from launcher.slurm.notations import format_time_limit, parse_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
 from launcher.ui.tables import REASON, since
+from slipway.common.node.events import Event
 from slipway.common.node.marks import JobAttempt, cancelled_at, chain_end, time_limit
 
 

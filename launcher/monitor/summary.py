@@ -13,7 +13,6 @@ from launcher.jobs.launches import open_launches
 from launcher.jobs.status import poll
 from launcher.monitor.curves import Curves, choose_evenly, keep_finite, smooth
 from launcher.monitor.evaluations import Evaluation, progress_rows, read_evaluations
-from launcher.monitor.events import Start
 from launcher.monitor.provenance_report import encode
 from launcher.monitor.readers import all_events
 from launcher.monitor.run_status import attributes
@@ -27,6 +26,7 @@ from launcher.ui.plotting import (
     style_axes,
     write_picture,
 )
+from slipway.common.node.events import Start
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import stat
-from typing import Any, BinaryIO, Callable, Dict, List, Optional, Union
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
 
@@ -164,6 +164,21 @@ def unix_time(value: Any) -> Optional[float]:
 def to_printable(text: str) -> str:
     """Return text fit for one line of a log or of a table, with what cannot be printed as ``?``."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def blocks_back(
+    stream: BinaryIO, begin: int, end: int, size: int, *, growth: int = 1, overlap: int = 0
+) -> Iterator[Tuple[int, bytes]]:
+    """Yield the blocks of a file between two bytes, the last one first, each with the byte it begins at.
+
+    Each is `growth` times as large as the one before, and has `overlap` bytes of that one at its end.
+    """
+    last = end
+    while end > begin:
+        start = max(end - size, begin)
+        stream.seek(start)
+        yield start, stream.read(min(end + overlap, last) - start)
+        end, size = start, size * growth
 
 
 def names_in(directory: AnyPath) -> List[str]:

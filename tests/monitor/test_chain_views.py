@@ -26,12 +26,13 @@ from monitor_samples import (
 from launcher.cli import logs as log_command
 from launcher.cli.app import main
 from launcher.jobs.launches import Launch, open_launch
-from launcher.monitor.events import Progress, Train
 from launcher.monitor.history import history
 from launcher.monitor.logs import find_next, job_logs, rank_failures, tail_offsets
+from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events, newest_events
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
+from slipway.common.node.events import Train
 from slipway.common.node.marks import ChainEnd, claim, end_chain
 from slipway.supervisor.dependent_stages import NAME, Stage, Stages, to_json
 

@@ -9,10 +9,10 @@ from monitor_samples import FakeScheduler, Runs, append, held_out, start, train,
 
 from launcher.errors import UserError
 from launcher.monitor.curves import Curves, Points, choose_evenly, find_spikes, keep_finite, smooth
-from launcher.monitor.events import parse_event
 from launcher.monitor.summary import subtitle, summarize, ticks
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
+from slipway.common.node.events import parse_event
 
 
 def join_launches(*launches: list[dict[str, object]]) -> Curves:

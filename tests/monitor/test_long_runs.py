@@ -13,21 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_samples import Runs, append, end, held_out, log, start, validation
 
-from launcher.monitor import events, evidence, readers
+from launcher.monitor import evidence
 from launcher.monitor.curves import Curves, choose_evenly, smooth
-from launcher.monitor.events import (
-    End,
-    Event,
-    EventReader,
-    HeldOut,
-    Progress,
-    Start,
-    Train,
-    Validation,
-    parse_event,
-)
 from launcher.monitor.evidence import PATTERNS, find_errors
-from launcher.monitor.readers import NemoReader
+from launcher.monitor.progress import Progress
+from slipway.common.node import events, progress_lines
+from slipway.common.node.events import End, Event, EventReader, HeldOut, Start, Train, Validation, parse_event
+from slipway.common.node.progress_lines import NemoReader
 
 SMALL = settings(max_examples=200, deadline=None)
 STEPS = st.integers(0, 12)
@@ -235,7 +227,7 @@ def test_an_error_within_a_stack_is_its_own(tmp_path: Path) -> None:
     ]
 
 
-def progress_lines(steps: int) -> str:
+def nemo_lines(steps: int) -> str:
     return "".join(
         f"\rEpoch 0: :  40%|████      | {step}/500 [{step // 60:02}:{step % 60:02}<00:33, "
         f"reduced_train_loss={3 - step / 1000:.3f}, global_step={step - 1}.000, "
@@ -249,23 +241,23 @@ def test_nemos_log_read_in_blocks_gives_the_same_events(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     path = log(runs.launch(engine="nemo"))
-    path.write_text("words\n" * 3000 + progress_lines(300) + "\rEpoch 0: :  40%|██  | 301/500 [05:01<")
+    path.write_text("words\n" * 3000 + nemo_lines(300) + "\rEpoch 0: :  40%|██  | 301/500 [05:01<")
     whole = list(NemoReader(path, 2048).stream())
     assert [event.step for event in whole if isinstance(event, Train)] == list(range(1, 301))
-    monkeypatch.setattr(readers, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(progress_lines, "_BLOCK_BYTES", block)
     reader = NemoReader(path, 2048)
     assert list(reader.stream()) == whole and list(reader.stream()) == []
     assert events.select_newest(whole, 20) == events.select_newest(NemoReader(path, 2048).stream(), 20)
 
 
 def test_a_log_without_progress_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "_BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(progress_lines, "_BLOCK_BYTES", 1 << 10)
     path = log(runs.launch(engine="nemo"))
     path.write_text("words\n" * 3000)
     reader = NemoReader(path)
     assert list(reader.stream()) == [] and reader._offset == path.stat().st_size
     with path.open("a") as stream:
-        stream.write(progress_lines(2))
+        stream.write(nemo_lines(2))
     assert [event.step for event in reader.stream() if isinstance(event, Train)] == [1, 2]
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from monitor_samples import COMPLETED, RUNNING, FakeScheduler, Runs, log, slipway
 
-from launcher.monitor.events import Progress, Start, Train, Validation
-from launcher.monitor.readers import NemoReader, read_nemo_end, tokens_per_step
+from launcher.monitor.progress import Progress
+from launcher.monitor.readers import tokens_per_step
+from slipway.common.node.events import Start, Train, Validation
+from slipway.common.node.progress_lines import NemoReader, read_nemo_end
 
 pytestmark = pytest.mark.usefixtures("fast")
 

@@ -9,11 +9,11 @@ import math
 import pytest
 from monitor_samples import Runs, append, end, held_out, start, train, validation, whole_training
 
-from launcher.monitor import events
-from launcher.monitor.events import (
+from launcher.monitor.progress import Progress
+from slipway.common.node import events
+from slipway.common.node.events import (
     EventReader,
     HeldOut,
-    Progress,
     Start,
     Train,
     Validation,

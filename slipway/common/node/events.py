@@ -1,48 +1,54 @@
-"""The events that a trainer appends to ``metrics.jsonl``, their readers, and the progress they add up to."""
-
-from __future__ import annotations
+"""The events of a training, and the readers of ``metrics.jsonl``, to which our trainer appends them."""
 
 import contextlib
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from functools import cache, partial
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from functools import partial
+from typing import (
+    Any,
+    BinaryIO,
+    Callable,
+    Deque,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Tuple,
+    Union,
+)
 
-from slipway.common.files import open_regular, read_int, unix_time
+from slipway.common.files import AnyPath, blocks_back, open_regular, read_int, unix_time
 
 # A longer line is read in pieces.
 LONGEST_LINE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """A trainer began, at `step` (0, or where its checkpoint ended)."""
 
     time: float
     step: int
-    max_steps: int | None = None
-    tensor: int | None = None
-    pipeline: int | None = None
-    virtual: int | None = None
-    context: int | None = None
-    data: int | None = None
-    parameters: int | None = None
-    tokens_per_step: int | None = None
-    consumed_samples: int | None = None
+    max_steps: Optional[int] = None
+    tensor: Optional[int] = None
+    pipeline: Optional[int] = None
+    virtual: Optional[int] = None
+    context: Optional[int] = None
+    data: Optional[int] = None
+    parameters: Optional[int] = None
+    tokens_per_step: Optional[int] = None
+    consumed_samples: Optional[int] = None
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOut:
+class HeldOut(NamedTuple):
     """The held-out tokens: their number, and the entropy of their unigrams in nats per token.
 
     With `has_sentinels` they are a T5's targets, where some tokens mark spans instead of text.
     """
 
-    tokens: int | None
+    tokens: Optional[int]
     unigram_entropy: float
     has_sentinels: bool
 
@@ -57,15 +63,14 @@ class Train(NamedTuple):
 
     time: float
     step: int
-    loss: float | None
-    learning_rate: float | None
-    grad_norm: float | None
-    tokens_per_second: float | None
-    tokens: int | None
+    loss: Optional[float]
+    learning_rate: Optional[float]
+    grad_norm: Optional[float]
+    tokens_per_second: Optional[float]
+    tokens: Optional[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
+class Validation(NamedTuple):
     """The loss on held-out tokens after `step` steps."""
 
     time: float
@@ -73,8 +78,7 @@ class Validation:
     loss: float
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """The trainer ended by itself."""
 
     time: float
@@ -82,11 +86,11 @@ class End:
     reason: str
 
 
-Event = Start | HeldOut | Train | Validation | End
+Event = Union[Start, HeldOut, Train, Validation, End]
 Loads = Callable[[str], Any]
 
 
-def parse_event(line: str, loads: Loads = json.loads) -> Event | None:
+def parse_event(line: str, loads: Loads = json.loads) -> Optional[Event]:
     """Parse one line; return ``None`` for an unknown kind of event, and for a line that is no event."""
     content = _json_object(line, loads)
     try:
@@ -95,7 +99,7 @@ def parse_event(line: str, loads: Loads = json.loads) -> Event | None:
         return None
 
 
-def _to_event(content: Mapping[str, Any]) -> Event | None:
+def _to_event(content: Mapping[str, Any]) -> Optional[Event]:
     kind = content.get("kind")
     if kind == "data":
         entropy = content.get("unigram_entropy") if content.get("split") == "validation" else None
@@ -114,19 +118,10 @@ def _to_event(content: Mapping[str, Any]) -> Event | None:
         return Validation(time, step, float(content["val_loss"]))
     if kind == "end":
         return End(time, step, str(content.get("reason")))
-    return Start(time, step, *(read_int(content.get(field.name), 0) for field in fields(Start)[2:]))
+    return Start(time, step, *(read_int(content.get(name), 0) for name in Start._fields[2:]))
 
 
-@cache
-def _fast_loads() -> Loads:
-    try:
-        from orjson import loads  # six times as fast, and imported in 40 ms
-    except ImportError:
-        return json.loads
-    return loads
-
-
-def _json_object(line: str, loads: Loads) -> Mapping[str, Any] | None:
+def _json_object(line: str, loads: Loads) -> Optional[Mapping[str, Any]]:
     with contextlib.suppress(ValueError, RecursionError):  # NaN, which Python's json alone reads; half a line
         content = loads(line)
         return content if isinstance(content, dict) else None
@@ -142,17 +137,17 @@ def _json_object(line: str, loads: Loads) -> Mapping[str, Any] | None:
 class EventReader:
     """A reader of the events appended since the last call; the file need not exist yet."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = path
         self._offset = 0
         self._is_in_long_line = False
 
-    def stream(self) -> Iterator[Event]:
+    def stream(self, loads: Loads = json.loads) -> Iterator[Event]:
         """Yield the new events, oldest first; those of a long training may not fit into memory."""
         for line in self._lines():
-            yield from parse_events(line, _fast_loads())
+            yield from parse_events(line, loads)
 
-    def newest(self, steps: int) -> list[Event]:
+    def newest(self, steps: int) -> List[Event]:
         """Return the new events, with the first step after each start and the last `steps` steps only."""
         return select_newest(_read_late(self._lines()), steps)
 
@@ -170,13 +165,13 @@ class EventReader:
                 self._is_in_long_line = not is_whole
 
 
-def select_newest(items: Iterable[Event | bytes], steps: int) -> list[Event]:
+def select_newest(items: Iterable[Union[Event, bytes]], steps: int) -> List[Event]:
     """Select the events that show the progress: of the steps the first after each start and the last ones.
 
     `items` are events, or lines of steps, which are parsed only if selected.
     """
-    kept: list[tuple[int, Event | bytes]] = []
-    last: deque[tuple[int, Event | bytes]] = deque(maxlen=steps)
+    kept: List[Tuple[int, Union[Event, bytes]]] = []
+    last: Deque[Tuple[int, Union[Event, bytes]]] = deque(maxlen=steps)
     is_first = True
     for index, item in enumerate(items):
         if is_first and isinstance(item, bytes):  # it may be torn, and no step
@@ -192,17 +187,18 @@ def select_newest(items: Iterable[Event | bytes], steps: int) -> list[Event]:
     return [event for some in events for event in some]
 
 
-def _read_late(lines: Iterable[bytes]) -> Iterator[Event | bytes]:
+def _read_late(lines: Iterable[bytes]) -> Iterator[Union[Event, bytes]]:
     """Yield the lines of steps unparsed, which most are; a torn one may have another event at its end."""
     for line in lines:
         is_step = line.startswith(b'{"kind": "train", ') and line.find(b'{"kind"', 1) < 0
         yield from [line] if is_step else parse_events(line)
 
 
-def parse_events(content: bytes, loads: Loads = json.loads) -> list[Event]:
+def parse_events(content: bytes, loads: Loads = json.loads) -> List[Event]:
     """Parse lines, skipping those that are no known event."""
     lines = content.decode("utf-8", errors="replace").splitlines()
-    return [event for line in lines if (event := parse_event(line, loads))]
+    events = (parse_event(line, loads) for line in lines)
+    return [event for event in events if event]
 
 
 # Enough for a trainer's start and its first step, and for the newest thirty steps.
@@ -216,11 +212,11 @@ _LONGEST_LINE = 1 << 12
 
 
 def read_head_and_tail(
-    path: Path, *, restarted: bool = False, head: int = _HEAD_BYTES, tail: int = _TAIL_BYTES
-) -> list[Event]:
+    path: AnyPath, *, restarted: bool = False, head: int = _HEAD_BYTES, tail: int = _TAIL_BYTES
+) -> List[Event]:
     """Read the start, the first step, the newest steps and the last validation from the ends of a file.
 
-    These are the events that `Progress` needs now; five hundred runs take half a second. If the trainer
+    These are the events that show the present progress; five hundred runs take half a second. If the trainer
     `restarted` in this file, the first step is left out, as the rate is not counted from it.
     """
     try:
@@ -244,11 +240,12 @@ def read_head_and_tail(
         return []
 
 
-def find_last_line(stream: BinaryIO, words: bytes, before: int) -> list[Event]:
+def find_last_line(stream: BinaryIO, words: bytes, before: int) -> List[Event]:
     """Return the event of the last line with `words` before a byte; empty if none is near."""
     least, overlap = max(before - _SEARCH_BYTES, 0), len(words) - 1
     for start, block in blocks_back(stream, least, before, _BLOCK_BYTES, growth=4, overlap=overlap):
-        if (place := block.rfind(words)) >= 0:
+        place = block.rfind(words)
+        if place >= 0:
             at = start + place
             begin = max(at - _LONGEST_LINE, 0)
             stream.seek(begin)
@@ -256,102 +253,3 @@ def find_last_line(stream: BinaryIO, words: bytes, before: int) -> list[Event]:
             line = content.rfind(b"\n", 0, at - begin) + 1
             return parse_events(content[line:].partition(b"\n")[0])
     return []
-
-
-def blocks_back(
-    stream: BinaryIO, begin: int, end: int, size: int, *, growth: int = 1, overlap: int = 0
-) -> Iterator[tuple[int, bytes]]:
-    """Yield the blocks of a file between two bytes, the last one first, each with the byte it begins at.
-
-    Each is `growth` times as large as the one before, and has `overlap` bytes of that one at its end.
-    """
-    last = end
-    while end > begin:
-        start = max(end - size, begin)
-        stream.seek(start)
-        yield start, stream.read(min(end + overlap, last) - start)
-        end, size = start, size * growth
-
-
-# --- progress
-
-# The steps over which the throughput is taken: the first step of a training is slow, and single ones jitter.
-_WINDOW = 20
-
-
-class Progress:
-    """The newest event of each kind from a trainer.
-
-    `step` is the number of completed steps, or the one that the trainer started from; ``None`` before that.
-    """
-
-    def __init__(self, events: Iterable[Event] = ()) -> None:
-        self.step: int | None = None
-        self.start: Start | None = None
-        self.train: Train | None = None
-        self.validation: Validation | None = None
-        self.held_out: HeldOut | None = None
-        self.end: End | None = None
-        self._first: Train | None = None
-        self._speeds: deque[float] = deque(maxlen=_WINDOW)
-        self.apply(events)
-
-    def apply(self, events: Iterable[Event]) -> None:
-        """Take in further events."""
-        for event in events:
-            self.take(event)
-
-    def take(self, event: Event) -> None:
-        """Take in one further event."""
-        match event:
-            case Train():
-                self.train, self.step = event, event.step
-                self._first = self._first or event
-                if event.tokens_per_second is not None:
-                    self._speeds.append(event.tokens_per_second)
-            case Start():
-                # A requeued job starts again in the same file: its rate is counted anew, from its
-                # checkpoint's step.
-                self.start, self.step = event, event.step
-                self.train = self.end = self._first = None
-                self._speeds.clear()
-            case Validation():
-                self.validation = event
-            case HeldOut():
-                self.held_out = event
-            case End():
-                self.end = event
-
-    @property
-    def max_steps(self) -> int | None:
-        return self.start.max_steps if self.start else None
-
-    @property
-    def loss(self) -> float | None:
-        return self.train.loss if self.train else None
-
-    @property
-    def validation_loss(self) -> float | None:
-        return self.validation.loss if self.validation else None
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """The median over the last steps."""
-        return sorted(self._speeds)[len(self._speeds) // 2] if self._speeds else None
-
-    @property
-    def steps_per_second(self) -> float | None:
-        """The rate since the trainer last started, without its first step, which includes the warm-up."""
-        if not (self.train and self._first):
-            return None
-        steps, seconds = self.train.step - self._first.step, self.train.time - self._first.time
-        return steps / seconds if steps > 0 and seconds > 0 else None
-
-    @property
-    def eta(self) -> float | None:
-        """Seconds that the remaining steps will take; never negative, ``None`` if unknown."""
-        if self.step is None or self.max_steps is None:
-            return None
-        if self.step >= self.max_steps:
-            return 0.0
-        return (self.max_steps - self.step) / self.steps_per_second if self.steps_per_second else None

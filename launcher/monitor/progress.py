@@ -1,0 +1,89 @@
+"""The progress that the events of a training add up to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from slipway.common.node.events import End, Event, HeldOut, Start, Train, Validation
+
+# The steps over which the throughput is taken: the first step of a training is slow, and single ones jitter.
+_WINDOW = 20
+
+
+class Progress:
+    """The newest event of each kind from a trainer.
+
+    `step` is the number of completed steps, or the one that the trainer started from; ``None`` before that.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.step: int | None = None
+        self.start: Start | None = None
+        self.train: Train | None = None
+        self.validation: Validation | None = None
+        self.held_out: HeldOut | None = None
+        self.end: End | None = None
+        self._first: Train | None = None
+        self._speeds: deque[float] = deque(maxlen=_WINDOW)
+        self.apply(events)
+
+    def apply(self, events: Iterable[Event]) -> None:
+        """Take in further events."""
+        for event in events:
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        """Take in one further event."""
+        match event:
+            case Train():
+                self.train, self.step = event, event.step
+                self._first = self._first or event
+                if event.tokens_per_second is not None:
+                    self._speeds.append(event.tokens_per_second)
+            case Start():
+                # A requeued job starts again in the same file: its rate is counted anew, from its
+                # checkpoint's step.
+                self.start, self.step = event, event.step
+                self.train = self.end = self._first = None
+                self._speeds.clear()
+            case Validation():
+                self.validation = event
+            case HeldOut():
+                self.held_out = event
+            case End():
+                self.end = event
+
+    @property
+    def max_steps(self) -> int | None:
+        return self.start.max_steps if self.start else None
+
+    @property
+    def loss(self) -> float | None:
+        return self.train.loss if self.train else None
+
+    @property
+    def validation_loss(self) -> float | None:
+        return self.validation.loss if self.validation else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The median over the last steps."""
+        return sorted(self._speeds)[len(self._speeds) // 2] if self._speeds else None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """The rate since the trainer last started, without its first step, which includes the warm-up."""
+        if not (self.train and self._first):
+            return None
+        steps, seconds = self.train.step - self._first.step, self.train.time - self._first.time
+        return steps / seconds if steps > 0 and seconds > 0 else None
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds that the remaining steps will take; never negative, ``None`` if unknown."""
+        if self.step is None or self.max_steps is None:
+            return None
+        if self.step >= self.max_steps:
+            return 0.0
+        return (self.max_steps - self.step) / self.steps_per_second if self.steps_per_second else None
