@@ -17,7 +17,6 @@ from pathlib import Path
 
 from launcher.errors import UserError, escape
 from launcher.jobs.launches import Launch
-from launcher.monitor.events import Train
 from launcher.monitor.history import Diagnosis, LaunchRow, diagnose, history
 from launcher.monitor.logs import FAILURES, failed_task_logs, job_logs, rank_logs
 from launcher.monitor.provenance_report import changes_between, provenance
@@ -34,6 +33,7 @@ from launcher.slurm.states import State
 from launcher.ui import tables
 from launcher.ui.terminal import escape_controls
 from slipway.common.files import UnfitFile, open_regular, read_text
+from slipway.common.node.events import Train
 from slipway.common.node.evidence import read_rank_failures
 from slipway.common.node.excluded import EXCLUDED_NODES, read_excluded
 from slipway.common.node.marks import MARKS
