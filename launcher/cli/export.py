@@ -67,8 +67,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _export(run_dir: Path, name: str, *, follow: bool) -> None:
     # Imported late, as the trackers' libraries are.
-    from launcher.monitor.export import Exporter
-    from launcher.monitor.trackers import TRACKERS, explained
+    from launcher.monitor.export import TRACKERS, Exporter, explained
 
     with explained(name):
         exporter = Exporter(run_dir, TRACKERS[name]())

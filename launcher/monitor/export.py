@@ -1,24 +1,43 @@
-"""The steps of a run for trackers: as one run of theirs over all launches, forked where the run went back."""
+"""The export of a run to a tracker: one run there over all launches, forked where the training went back."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
+from launcher.errors import WENT_WRONG, UserError, end_of
 from launcher.jobs.launches import Launch, readable_launches
 from launcher.monitor.provenance_report import changes_between, provenance
 from launcher.monitor.readers import LogsReader, open_reader
 from launcher.runs.manifest import read_yaml
+from launcher.runs.trust import is_own
 from launcher.secrecy import hidden, printable
+from slipway.common.extras import install_command
 from slipway.common.node.events import Event, EventReader, Start, Train, Validation
 
 _PROVENANCE = (
     *("run", "run_dir", "user", "host", "version", "git_commit", "git_dirty", "image", "image_digest"),
     *("engine", "nodes", "tasks_per_node", "created", "tag", "jobs"),
 )
+_METRICS = ("loss", "learning_rate", "grad_norm", "tokens_per_second")
 _LONGEST_NAME = 100
+_PROJECT = "slipway"
+# Seconds for an answer at the beginning, and for the upload of all that is left at the end.
+_BEGIN_SECONDS, _END_SECONDS = 30, 600
+
+
+class ExportError(UserError):
+    """The tracker refused or did not answer; the export can be repeated."""
+
+    exit_code = WENT_WRONG
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +62,7 @@ class Branch:
         return {name: hidden(name, value) for name, value in {**config, "slipway": ours}.items()}
 
 
-@dataclass(slots=True)
-class Row:
+class Row(NamedTuple):
     """The values of a step, at `time` in Unix seconds."""
 
     step: int
@@ -52,25 +70,162 @@ class Row:
     values: dict[str, float]
 
 
-class Tracker(Protocol):
-    """A tracker: `open` begins or continues the run of a branch and returns the last step there, or -1.
+class WandbTracker:
+    """Weights & Biases, which numbers its rows by steps; offline a run is written as a whole each time."""
 
-    `close` ends that run and returns where to look at it.
-    """
+    def __init__(self) -> None:
+        self._wandb = _import("wandb")
+        self._run: Any = None
+        # This machine and this process are not the training's.
+        kinds = ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta", "x_disable_machine_info")
+        settings = dict.fromkeys((*kinds, "silent", "finish_timeout_raises"), True)
+        limits = {"init_timeout": _BEGIN_SECONDS, "finish_timeout": _END_SECONDS}
+        others = {"console": "off", "x_save_requirements": False}
+        self._settings = self._wandb.Settings(**settings, **limits, **others)
 
-    def open(self, branch: Branch) -> int: ...
+    def open(self, branch: Branch) -> int:
+        """Begin or continue the run of a branch; return the last step there, or -1."""
+        self._run = self._wandb.init(
+            id=branch.key,
+            resume="allow",
+            name=branch.name,
+            group=printable(branch.launch.manifest.run)[:100],
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            config=branch.describe(),
+            settings=self._settings,
+        )
+        return int(self._run.starting_step) - 1
 
-    def log(self, row: Row) -> None: ...
+    def log(self, row: Row) -> None:
+        self._run.log({**row.values, "_timestamp": row.time}, step=row.step)
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Leave the upload to wandb's own process."""
 
-    def close(self) -> str: ...
+    def close(self) -> str:
+        """End the run; return where to look at it."""
+        run, directory = self._run, Path(self._run.settings.sync_dir)
+        run.finish()
+        if not run.offline:
+            return str(run.url)
+        # An upload begins with the first step: an earlier one would replace what this one uploads. The file is
+        # whole once wandb's process has ended.
+        self._wandb.teardown()
+        for earlier in directory.parent.glob(f"offline-run-*-{run.id}*"):
+            if earlier.name != directory.name and is_own(earlier):
+                shutil.rmtree(earlier)
+        return f"{directory} (to upload it: wandb sync {directory})"
+
+
+# Tags: of a branch; its last step that was sent, and the one up to which steps are being sent.
+_KEY, _SENT, _SENDING = "slipway.key", "slipway.sent", "slipway.sending"
+# MLflow's limits of a request and of a value.
+_MOST_ROWS, _MOST_PARAMS, _LONGEST_VALUE = 1000 // (len(_METRICS) + 1), 100, 500
+
+
+class MlflowTracker:
+    """MLflow, which keeps each value as often as it is sent: tags of its run say how far that is."""
+
+    def __init__(self) -> None:
+        # Its own patience is minutes.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_BEGIN_SECONDS))
+        self._mlflow = _import("mlflow", "mlflow.tracking")
+        self._client = self._mlflow.tracking.MlflowClient()
+        self._ids: dict[str, str] = {}
+        self._id = ""
+        self._rows: list[Row] = []
+        self._known: set[tuple[str, int]] = set()
+
+    def open(self, branch: Branch) -> int:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+        experiment = self._client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        tags = {_KEY: branch.key}
+        if branch.parent is not None:
+            tags |= {"slipway.parent": branch.parent, "slipway.parent_step": str(branch.parent_step)}
+            tags |= {"mlflow.parentRunId": self._ids[branch.parent]}
+        runs = self._client.search_runs([number], f"tags.`{_KEY}` = '{branch.key}'", max_results=1)
+        run = runs[0] if runs else self._client.create_run(number, run_name=branch.name, tags=tags)
+        self._id = self._ids[branch.key] = run.info.run_id
+        params = [pair for pair in _flatten(branch.describe()) if pair[0] not in run.data.params]
+        for begin in range(0, len(params), _MOST_PARAMS):
+            items = [self._mlflow.entities.Param(*pair) for pair in params[begin : begin + _MOST_PARAMS]]
+            self._client.log_batch(self._id, params=items)
+        sent = run.data.tags.get(_SENT, "-1")
+        self._known = set()
+        if run.data.tags.get(_SENDING, sent) != sent:  # an export was interrupted
+            for key in run.data.metrics:
+                history = self._client.get_metric_history(self._id, key)
+                self._known |= {(key, metric.step) for metric in history}
+        return int(sent)
+
+    def log(self, row: Row) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= _MOST_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        rows, self._rows = self._rows, []
+        metrics = [
+            self._mlflow.entities.Metric(name, value, round(row.time * 1000), row.step)
+            for row in rows
+            for name, value in row.values.items()
+            if (name, row.step) not in self._known
+        ]
+        if rows:
+            self._client.set_tag(self._id, _SENDING, str(rows[-1].step))
+            self._client.log_batch(self._id, metrics=metrics)
+            self._client.set_tag(self._id, _SENT, str(rows[-1].step))
+
+    def close(self) -> str:
+        self.flush()
+        self._client.set_terminated(self._id)
+        return f"run {self._id} in {printable(self._mlflow.get_tracking_uri())}"
+
+
+TRACKERS: dict[str, type[WandbTracker] | type[MlflowTracker]] = {
+    "wandb": WandbTracker,
+    "mlflow": MlflowTracker,
+}
+
+
+def _import(name: str, *modules: str) -> Any:
+    try:
+        return [importlib.import_module(module) for module in (*modules, name)][-1]
+    except ImportError as error:
+        hint = install_command(name)
+        raise UserError(f"--to {name} needs {error.name}, which is not installed", hint=hint) from error
+
+
+@contextlib.contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Raise the errors of a tracker's library as one that the user can act on."""
+    try:
+        yield
+    except Exception as error:
+        library = type(error).__module__.partition(".")[0]
+        is_of_network = isinstance(error, OSError) and error.filename is None
+        if library not in (name, "sqlalchemy") and not is_of_network:
+            raise
+        message = end_of(" ".join(printable(str(error) or repr(error)).split()))
+        raise ExportError(f"{name}: {message}", hint="the same command goes on from where it was") from error
+
+
+def _flatten(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the values of a configuration by their dotted keys, as MLflow takes them."""
+    for name, value in node.items():
+        key = f"{prefix}{re.sub(r'[^A-Za-z0-9_./ -]', '_', str(name))}"
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{key}.")
+        else:
+            yield key[: _LONGEST_VALUE // 2], str(value)[:_LONGEST_VALUE]
 
 
 class Exporter:
     """The export of a run, each step once; `exported` has a sentence about each branch."""
 
-    def __init__(self, run_dir: Path, tracker: Tracker) -> None:
+    def __init__(self, run_dir: Path, tracker: WandbTracker | MlflowTracker) -> None:
         self.exported: list[str] = []
         self._run_dir, self._tracker = run_dir, tracker
         self._readers: dict[int, EventReader | LogsReader] = {}
@@ -120,7 +275,13 @@ class Exporter:
             if self._row is not None and self._row.step != event.step:
                 self._pass_on()
             self._row = self._row or Row(event.step, event.time, {})
-            self._row.values |= _values(event)
+            if isinstance(event, Validation):
+                self._row.values["validation/loss"] = event.loss
+            else:
+                values = ((name, getattr(event, name)) for name in _METRICS)
+                self._row.values.update(
+                    (f"train/{name}", value) for name, value in values if value is not None
+                )
 
     def _pass_on(self) -> None:
         row, self._row = self._row, None
@@ -146,10 +307,3 @@ def _is_other_training(before: Launch, launch: Launch) -> bool:
     changes = changes_between(before.manifest.overrides, launch.manifest.overrides)
     words = (*changes.added, *changes.removed, *changes.changed)
     return launch.manifest.differs is not None or any("training.resume." in word for word in words)
-
-
-def _values(event: Train | Validation) -> dict[str, float]:
-    if isinstance(event, Validation):
-        return {"validation/loss": event.loss}
-    names = ("loss", "learning_rate", "grad_norm", "tokens_per_second")
-    return {f"train/{name}": value for name in names if (value := getattr(event, name)) is not None}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
-import itertools
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from launcher.errors import UserError, escape
 from launcher.jobs.launches import Launch
-from launcher.monitor.history import Diagnosis, LaunchRow, diagnose, history
+from launcher.monitor.history import Diagnosis, LaunchRow, history
 from launcher.monitor.logs import FAILURES, failed_task_logs, job_logs, rank_logs
 from launcher.monitor.provenance_report import changes_between, provenance
 from launcher.monitor.readers import newest_events
@@ -45,17 +46,14 @@ _LOG_BYTES, _FILE_BYTES, _ALL_BYTES = 1 << 18, 1 << 16, 1 << 24
 _MARGIN_BYTES = 1 << 13
 _MOST_FILES, _MOST_LOGS, _MOST_NODES, _MOST_JOBS, _MOST_STEPS = 64, 6, 32, 32, 10
 _SLURM_SECONDS = 20.0
-# The files of the job's own record, and what they become in the provenance.
-_OF_JOB = {"job_packages": "packages.json", "job_git": "git-info.log"}
-_SACCT = (
-    "JobID,JobName,Partition,Account,QOS,User,Submit,Start,End,Elapsed,Timelimit,State,ExitCode,Reason,NNodes,"
-    "NodeList,ReqTRES,AllocTRES,MaxRSS,DerivedExitCode,Comment,AdminComment"
-)
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # The rest of a private key that begins before the text.
 _TORN_KEY = re.compile(r"\A(?:(?!-----BEGIN ).)*?(?=-----END [A-Z ]*PRIVATE KEY-----)", re.DOTALL)
 _SHORTEST_SECRET = 8
+# Of a value of a plot; a difference of larger ones is no number.
+_LARGEST = 1e300
+_LATEST = 1e11  # in Unix seconds, of a date that can be formatted
 
 
 class IncidentFiles:
@@ -77,21 +75,12 @@ class IncidentFiles:
 
     def copy(self, path: Path, name: str, limit: int = _FILE_BYTES) -> None:
         """Add the end of a file of the run, if there is one; a link out of the run is not followed."""
-        try:
-            with open_regular(path) as stream:
-                is_empty = isinstance(stream, io.BytesIO)
-                if not is_empty and self.leads_out(Path(f"/proc/self/fd/{stream.fileno()}")):
-                    raise UnfitFile(0, "a link leads out of the run")
-                size = stream.seek(0, os.SEEK_END)
-                begin = stream.seek(max(size - limit - _MARGIN_BYTES, 0))
-                text = stream.read(size - begin).decode("utf-8", errors="replace")
-        except UnfitFile as error:
-            self.missing.append(f"{name}: {error.strerror}")
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self.missing.append(f"{name}: {(error.strerror or str(error)).lower()}")
-        else:
+        with self.noting(name), open_regular(path) as stream:
+            if not isinstance(stream, io.BytesIO):  # as which an empty file is opened
+                self.require_inside(Path(f"/proc/self/fd/{stream.fileno()}"))
+            size = stream.seek(0, os.SEEK_END)
+            begin = stream.seek(max(size - limit - _MARGIN_BYTES, 0))
+            text = stream.read(size - begin).decode("utf-8", errors="replace")
             if begin:
                 # The first line may be torn, and a secret in it.
                 text = self.mask(text)
@@ -99,23 +88,28 @@ class IncidentFiles:
                 text = f"[only the end of a file of {size} bytes]\n{text}"
             self.add(name, text)
 
-    def leads_out(self, path: Path) -> bool:
-        """Return True for a link out of the run, through which others could show a file of the caller's."""
-        return not path.resolve().is_relative_to(self._root)
-
     def copy_all(self, directory: Path, name: str) -> None:
         """Add the files of a directory, the last by their names if they are too many."""
-        try:
+        with self.noting(name):
             names = sorted(path.name for path in directory.iterdir())
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self.missing.append(f"{name}: {(error.strerror or str(error)).lower()}")
-            return
-        if len(names) > _MOST_FILES:
-            self.missing.append(f"{name}: {len(names) - _MOST_FILES} of {len(names)} files")
-        for each in names[-_MOST_FILES:]:
-            self.copy(directory / each, f"{name}/{each}")
+            if len(names) > _MOST_FILES:
+                self.missing.append(f"{name}: {len(names) - _MOST_FILES} of {len(names)} files")
+            for each in names[-_MOST_FILES:]:
+                self.copy(directory / each, f"{name}/{each}")
+
+    def require_inside(self, path: Path) -> None:
+        """Raise OSError for a link out of the run, with which others could show a file of the caller's."""
+        if not path.resolve().is_relative_to(self._root):
+            raise UnfitFile(errno.ELOOP, "a link leads out of the run", str(path))
+
+    @contextlib.contextmanager
+    def noting(self, name: str) -> Iterator[None]:
+        """Note why something cannot be read, unless it does not exist."""
+        try:
+            yield
+        except (OSError, UserError) as error:
+            if type(error) is not FileNotFoundError:
+                self.missing.append(f"{name}: {(getattr(error, 'strerror', '') or str(error)).lower()}")
 
     def mask(self, text: str) -> str:
         """Mask the secrets of a text: of the whole, as a key has many lines, and then of each line."""
@@ -134,7 +128,7 @@ def gather(launch: Launch, compare: Compare) -> IncidentFiles:
     files = IncidentFiles(paths.run_dir, (*_read_secrets(launch), *collect_known_values()))
     rows = history(paths.run_dir)
     row = next(row for row in rows if row.number == number)
-    reading = _read_end(launch, row)
+    reading = row.attempts[-1].reading if row.attempts else row.reading
     nodes = _nodes(launch, reading)
     replies = _ask_slurm(launch, list(nodes))
     for name, reply in replies.items():
@@ -147,17 +141,20 @@ def gather(launch: Launch, compare: Compare) -> IncidentFiles:
     files.copy_all(paths.directory / MARKS, "marks")
     for path in (paths.run_dir / "alerts.jsonl", paths.run_dir / EXCLUDED_NODES, paths.metrics):
         files.copy(path, path.name)
-    for name in _OF_JOB.values():
+    for name in ("packages.json", "git-info.log"):
         files.copy(paths.results / name, f"job/{name}")
     for path in (paths.root_config, paths.config, paths.script, paths.task_script):
         files.copy(path, f"configuration/{path.name}", _LOG_BYTES)
-    record = {key: value for key, value in provenance(launch).items() if key not in _OF_JOB}
+    record = {key: value for key, value in provenance(launch).items() if not key.startswith("job_")}
     files.add("provenance.json", json.dumps(record, indent=2) + "\n")
     files.add("history.json", json.dumps([row.to_json() for row in rows], indent=2) + "\n")
     changes = _changes(files, launch, [row for row in rows if row.number < number], compare)
+    steps: list[str] = []
+    with files.noting("the last steps"):
+        steps = _last_steps(launch)
     sections = {
         f"Incident: {_text(launch.manifest.run)}, launch {number}": _table(_facts(launch, row, reading)),
-        "Last steps": _last_steps(launch),
+        "Last steps": steps,
         "Changes since a launch that worked": changes,
         "Nodes": _table(_node_rows(nodes, replies.get("nodes", Reply()).text)) if nodes else [],
         "Missing": [f"- {_text(reason)}" for reason in files.missing],
@@ -171,13 +168,12 @@ def gather(launch: Launch, compare: Compare) -> IncidentFiles:
 def write(texts: Mapping[str, str], directory: Path, run_name: str, number: int) -> tuple[Path, Path]:
     """Write the texts as a folder and as an archive, each whole or not at all, beside earlier ones."""
     run_name = re.sub(r"[^A-Za-z0-9._-]", "_", printable(run_name))[:80]
-    stem = f"incident-{run_name}-{number}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    prefix = f".incident-{run_name}-{number}-{datetime.now(UTC):%Y%m%d-%H%M%S}-"
     directory.mkdir(parents=True, exist_ok=True)
-    # Private until the user decides otherwise, as the logs may be.
-    with tempfile.TemporaryDirectory(prefix=f".{stem}-", dir=directory) as scratch:
-        names = itertools.chain([stem], (f"{stem}-{again}" for again in itertools.count(2)))
-        free = (name for name in names if not os.path.lexists(directory / f"{name}.tar.gz"))
-        folder, packed = Path(scratch, name := next(free)), Path(scratch, "packed")
+    # Of a name of its own, and private until the user decides otherwise, as the logs may be.
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=directory) as scratch:
+        name = Path(scratch).name.removeprefix(".")
+        folder, packed = Path(scratch, name), Path(scratch, "packed")
         folder.mkdir(mode=0o700)
         with tarfile.open(packed, "w:gz") as archive:
             for path, text in texts.items():
@@ -239,26 +235,13 @@ def _ask_slurm(launch: Launch, nodes: Sequence[str]) -> Mapping[str, Reply]:
     jobs = list(launch.links.values())[-_MOST_JOBS:]
     if launch.manifest.scheduler != "slurm" or not jobs:
         return {}
-    sacct = ["sacct", "--duplicates", "--parsable2", f"--format={_SACCT}", f"--jobs={','.join(jobs)}"]
+    sacct = ["sacct", "--duplicates", "--parsable2", "--format=ALL", f"--jobs={','.join(jobs)}"]
     queries = {"ping": ["scontrol", "ping"], "job": ["scontrol", "show", "job", jobs[-1]], "sacct": sacct}
     queries |= {"nodes": ["scontrol", "show", "node", ",".join(nodes)]} if nodes else {}
     return ask_at_once(queries, launch.slurm_conf, _SLURM_SECONDS)
 
 
 # --- the report
-
-
-def _read_end(launch: Launch, row: LaunchRow) -> Diagnosis | None:
-    """Return why the last attempt ended; None while it goes on, or if it ended well."""
-    state, attempts = row.status.state, launch.attempts
-    if state.is_live or state.is_good or not attempts:
-        return None
-    if reading := row.attempts[-1].reading if row.attempts else row.reading:
-        return reading
-    logs = [launch.paths.log(attempts[-1].job_id, extension) for extension in ("out", "err")]
-    known = (state.value, row.status.reason) if state.is_final else (None, None)
-    failures, tasks = launch.paths.results / FAILURES, launch.manifest.tasks_per_node
-    return diagnose(attempts[-1], logs, failures, state=known[0], reason=known[1], tasks_per_node=tasks)
 
 
 def _facts(launch: Launch, row: LaunchRow, reading: Diagnosis | None) -> Iterator[tuple[str, str]]:
@@ -281,20 +264,21 @@ def _facts(launch: Launch, row: LaunchRow, reading: Diagnosis | None) -> Iterato
 
 def _last_steps(launch: Launch) -> list[str]:
     """Return the newest steps as a table, and their values as small plots."""
-    events = newest_events(launch) if launch.manifest.job_id is not None else []
-    steps = [event for event in events if isinstance(event, Train)]
+    if launch.manifest.job_id is None:
+        return []
+    steps = [event for event in newest_events(launch) if isinstance(event, Train)]
     plots = {"loss": [step.loss for step in steps], "gradient norm": [step.grad_norm for step in steps]}
     lines = [f"{name:<13}  {_draw(values)}" for name, values in plots.items()]
     rows = [("step", "time", "loss", "gradient norm", "tokens/s")]
     for step in steps[-_MOST_STEPS:]:
-        speed, norm = tables.count(step.tokens_per_second), tables.text(step.grad_norm)
+        speed, norm = tables.count(step.tokens_per_second), tables.loss(step.grad_norm)
         rows.append((str(step.step), _utc(step.time), tables.loss(step.loss), norm, speed))
     return ["```text", *lines, "```", "", *_table(rows)] if steps else []
 
 
 def _draw(values: Sequence[float | None]) -> str:
     """Return a plot of one line, in which × is no finite number, and the range of the values."""
-    numbers = [math.nan if value is None else value for value in values]
+    numbers = [math.nan if value is None or abs(value) > _LARGEST else value for value in values]
     finite = list(filter(math.isfinite, numbers)) or [0.0]
     low, span = min(finite), max(finite) - min(finite)
     bars = ("▁▂▃▄▅▆▇█"[round(7 * (x - low) / (span or 1.0))] if math.isfinite(x) else "×" for x in numbers)
@@ -318,12 +302,10 @@ def _changes(
     pairs |= {name: (old.packages.get(name), version) for name, version in new.packages.items()}
     lines += [f"{name}: {was} → {now}" for name, (was, now) in pairs.items() if was != now]
     configs = (before.paths.root_config, launch.paths.root_config)
-    try:
-        if any(map(files.leads_out, configs)):
-            raise UserError("a link leads out of the run")
+    with files.noting("changes.diff"):
+        for path in configs:
+            files.require_inside(path)
         files.add("changes.diff", "\n".join(compare(*configs)) + "\n")
-    except (OSError, UserError) as error:
-        files.missing.append(f"changes.diff: {error}")
     return [f"- {_text(line)}" for line in lines]
 
 
@@ -349,4 +331,6 @@ def _text(value: str) -> str:
 
 
 def _utc(when: float | None) -> str:
-    return tables.UNKNOWN if when is None else f"{datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%SZ}"
+    if when is None:
+        return tables.UNKNOWN
+    return f"{datetime.fromtimestamp(min(when, _LATEST), UTC):%Y-%m-%d %H:%M:%SZ}"

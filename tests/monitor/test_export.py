@@ -28,7 +28,7 @@ from monitor_samples import (
 
 from launcher.cli import export
 from launcher.cli.app import main
-from launcher.monitor import trackers
+from launcher.monitor import export as exporting
 
 Capsys = pytest.CaptureFixture[str]
 Steps = dict[int, dict[str, float]]
@@ -288,7 +288,7 @@ def test_a_tracker_that_does_not_answer_is_named(
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_API_KEY", "f" * 40)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(trackers, "_BEGIN_SECONDS", 2)
+    monkeypatch.setattr(exporting, "_BEGIN_SECONDS", 2)
     assert main(["export", "gpt3_tiny", "--to", to]) == 1
     message = capsys.readouterr().err
     assert f"slipway: {to}: " in message
