@@ -108,8 +108,8 @@ class WandbTracker:
         run.finish()
         if not run.offline:
             return str(run.url)
-        # An upload begins with the first step: an earlier one would replace what this one uploads. The file is
-        # whole once wandb's process has ended.
+        # An upload begins with the first step: an earlier one would replace what this one uploads. The file
+        # is whole once wandb's process has ended.
         self._wandb.teardown()
         for earlier in directory.parent.glob(f"offline-run-*-{run.id}*"):
             if earlier.name != directory.name and is_own(earlier):
