@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.errors import WENT_WRONG, UserError, end_of
 from launcher.jobs.launches import Launch, readable_launches
@@ -62,12 +62,8 @@ class Branch:
         return {name: hidden(name, value) for name, value in {**config, "slipway": ours}.items()}
 
 
-class Row(NamedTuple):
-    """The values of a step, at `time` in Unix seconds."""
-
-    step: int
-    time: float
-    values: dict[str, float]
+# The values of a step by their names, after the step and its time in Unix seconds.
+Row = tuple[int, float, dict[str, float]]
 
 
 class WandbTracker:
@@ -97,7 +93,8 @@ class WandbTracker:
         return int(self._run.starting_step) - 1
 
     def log(self, row: Row) -> None:
-        self._run.log({**row.values, "_timestamp": row.time}, step=row.step)
+        step, time, values = row
+        self._run.log({**values, "_timestamp": time}, step=step)
 
     def flush(self) -> None:
         """Leave the upload to wandb's own process."""
@@ -168,15 +165,15 @@ class MlflowTracker:
     def flush(self) -> None:
         rows, self._rows = self._rows, []
         metrics = [
-            self._mlflow.entities.Metric(name, value, round(row.time * 1000), row.step)
-            for row in rows
-            for name, value in row.values.items()
-            if (name, row.step) not in self._known
+            self._mlflow.entities.Metric(name, value, round(time * 1000), step)
+            for step, time, values in rows
+            for name, value in values.items()
+            if (name, step) not in self._known
         ]
         if rows:
-            self._client.set_tag(self._id, _SENDING, str(rows[-1].step))
+            self._client.set_tag(self._id, _SENDING, str(rows[-1][0]))
             self._client.log_batch(self._id, metrics=metrics)
-            self._client.set_tag(self._id, _SENT, str(rows[-1].step))
+            self._client.set_tag(self._id, _SENT, str(rows[-1][0]))
 
     def close(self) -> str:
         self.flush()
@@ -272,22 +269,20 @@ class Exporter:
             self._is_other = False
         # A later link repeats what a crash lost, which is there already.
         if isinstance(event, Train | Validation) and self._branch and event.step > self._last:
-            if self._row is not None and self._row.step != event.step:
+            if self._row is not None and self._row[0] != event.step:
                 self._pass_on()
-            self._row = self._row or Row(event.step, event.time, {})
+            self._row = self._row or (event.step, event.time, {})
             if isinstance(event, Validation):
-                self._row.values["validation/loss"] = event.loss
+                self._row[2]["validation/loss"] = event.loss
             else:
-                values = ((name, getattr(event, name)) for name in _METRICS)
-                self._row.values.update(
-                    (f"train/{name}", value) for name, value in values if value is not None
-                )
+                values = {f"train/{name}": getattr(event, name) for name in _METRICS}
+                self._row[2].update((name, value) for name, value in values.items() if value is not None)
 
     def _pass_on(self) -> None:
         row, self._row = self._row, None
         if row is not None:
-            self._last = row.step
-            if row.step > self._there:
+            self._last = row[0]
+            if self._last > self._there:
                 self._tracker.log(row)
                 self._new += 1
 

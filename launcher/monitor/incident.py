@@ -136,6 +136,9 @@ def gather(launch: Launch, compare: Compare) -> IncidentFiles:
             files.add(f"slurm/{name}.txt", reply.text)
         else:
             files.missing.append(f"slurm/{name}.txt: {reply.why}")
+    for answer in replies.get("nodes", Reply()).text.split("NodeName=")[1:]:
+        states = re.findall(r"\b(?:State=\S+|Reason=[^\n]*)", answer)
+        nodes[answer.split()[0]] = "; ".join(filter(None, [nodes.get(answer.split()[0]), *states]))
     _copy_logs(files, launch, row.status)
     files.copy_all(paths.results / FAILURES, "failures")
     files.copy_all(paths.directory / MARKS, "marks")
@@ -156,7 +159,7 @@ def gather(launch: Launch, compare: Compare) -> IncidentFiles:
         f"Incident: {_text(launch.manifest.run)}, launch {number}": _table(_facts(launch, row, reading)),
         "Last steps": steps,
         "Changes since a launch that worked": changes,
-        "Nodes": _table(_node_rows(nodes, replies.get("nodes", Reply()).text)) if nodes else [],
+        "Nodes": _table([("node", "what is known of it"), *nodes.items()]) if nodes else [],
         "Missing": [f"- {_text(reason)}" for reason in files.missing],
         "Files": [f"- `{name}`" for name in files.texts],
     }
@@ -263,17 +266,17 @@ def _facts(launch: Launch, row: LaunchRow, reading: Diagnosis | None) -> Iterato
 
 
 def _last_steps(launch: Launch) -> list[str]:
-    """Return the newest steps as a table, and their values as small plots."""
+    """Return small plots of the newest steps, and the last ones as lines."""
     if launch.manifest.job_id is None:
         return []
     steps = [event for event in newest_events(launch) if isinstance(event, Train)]
     plots = {"loss": [step.loss for step in steps], "gradient norm": [step.grad_norm for step in steps]}
     lines = [f"{name:<13}  {_draw(values)}" for name, values in plots.items()]
-    rows = [("step", "time", "loss", "gradient norm", "tokens/s")]
     for step in steps[-_MOST_STEPS:]:
-        speed, norm = tables.count(step.tokens_per_second), tables.loss(step.grad_norm)
-        rows.append((str(step.step), _utc(step.time), tables.loss(step.loss), norm, speed))
-    return ["```text", *lines, "```", "", *_table(rows)] if steps else []
+        norm, speed = tables.loss(step.grad_norm), tables.count(step.tokens_per_second)
+        values = f"loss {tables.loss(step.loss)}  gradient norm {norm}  {speed} tokens/s"
+        lines.append(f"{_utc(step.time)}  step {step.step}  {values}")
+    return ["```text", *lines, "```"] if steps else []
 
 
 def _draw(values: Sequence[float | None]) -> str:
@@ -309,16 +312,6 @@ def _changes(
     return [f"- {_text(line)}" for line in lines]
 
 
-def _node_rows(nodes: Mapping[str, str], answer: str) -> Iterator[tuple[str, str]]:
-    """Yield each node with what the run and Slurm say of it."""
-    states = {}
-    for record in answer.split("NodeName=")[1:]:
-        states[record.split()[0]] = ", ".join(re.findall(r"\b(?:State=\S+|Reason=[^\n]*)", record))
-    yield "node", "what is known of it"
-    for node, known in nodes.items():
-        yield node, "; ".join(filter(None, [known, states.get(node)]))
-
-
 def _table(rows: Iterable[Sequence[str]]) -> list[str]:
     """Return a table of Markdown, the first row as its head."""
     head, *others = ([*map(_text, row)] for row in rows)
@@ -330,7 +323,5 @@ def _text(value: str) -> str:
     return re.sub(r"([|\[\]<])", r"\\\1", escape(value))
 
 
-def _utc(when: float | None) -> str:
-    if when is None:
-        return tables.UNKNOWN
+def _utc(when: float) -> str:
     return f"{datetime.fromtimestamp(min(when, _LATEST), UTC):%Y-%m-%d %H:%M:%SZ}"

@@ -114,11 +114,11 @@ def test_the_report_says_what_when_where_and_what_to_try(failed: Path, capsys: C
     assert "tell the administrators: the node has to be restarted" in text
     assert "ended 1970-01-01T00:18:20Z" in text
     assert "| n1 | at fault, by the rule; rank 1 failed at" in text
-    assert "State=DOWN+DRAIN, Reason=Xid 79 \\| \\[x\\](http://evil) |" in text
+    assert "State=DOWN+DRAIN; Reason=Xid 79 \\| \\[x\\](http://evil) |" in text
     assert "- launch 1: INTERRUPTED, steps 0→50" in text
     assert "- + training.lr=1e-3" in text
     assert "- version: 0.1.0 → 0.2.0" in text
-    assert "\n| 61 | " in text
+    assert "  step 61  loss nan  gradient norm 1.5000  4.10k tokens/s" in text
     assert "×  6.26385 to 6.5627" in text  # the last loss is no number
     assert "-  lr: 0.0001\n+  lr: 0.001\n" in files["changes.diff"]
     assert answer["missing"] == ["slurm/ping.txt: no accounting", "slurm/sacct.txt: no accounting"]
