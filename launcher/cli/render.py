@@ -132,6 +132,11 @@ def _print_differences(lines: list[str]) -> int:
 def _compare_launches(first: RunRef, second: RunRef) -> Iterator[str]:
     """Return the differences between the configurations of two runs' newest launches."""
     old, new = (open_launch(run.run_dir, run.launch).paths.root_config for run in (first, second))
+    return compare_configs(old, new)
+
+
+def compare_configs(old: Path, new: Path) -> Iterator[str]:
+    """Return a unified diff of two stored configurations."""
     return _diff(old, _text(_read_config(old)), _text(_read_config(new)), display_path(new))
 
 

@@ -493,6 +493,7 @@ _TINY = (
 FURTHER_VERBS: list[tuple[str, ...]] = [
     ("plot", "{run}"),
     ("plot", "{run}", "--no-terminal", "--output", "{base}/{run}/mine.png"),
+    ("incident", "{run}", "-o", "{base}/{run}/tickets"),
     ("follow", "{run}"),
     ("logs", "{run}", "-f"),
     ("status", "{run}", "--watch"),
