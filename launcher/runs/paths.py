@@ -7,6 +7,7 @@ A run directory, with the names that users of the NeMo Megatron launcher know (l
     ├── newest                  the launch that these names show
     ├── checkpoints/            shared by all launches of the run
     ├── evaluations/            step-N.json: the results of its checkpoints
+    ├── alerts.jsonl, alerts/   what went wrong, and who was told
     └── launches/1/, 2/, ...    what each launch was and wrote; never overwritten
         └── submitted/          the script once more for each job, under a name that contains its tag
 """
