@@ -75,7 +75,7 @@ lint: .venv/test.done
 	$(BIN)/mypy --python-version 3.14
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/structure.py
-	$(BIN)/vermin --target=3.6- --violations --eval-annotations --no-tips slipway/__init__.py slipway/common/__init__.py slipway/common/files.py slipway/common/node slipway/supervisor tests/supervisor/programs
+	$(BIN)/vermin --target=3.6- --violations --eval-annotations --no-tips slipway/__init__.py slipway/common/__init__.py slipway/common/backoff.py slipway/common/files.py slipway/common/node slipway/supervisor slipway/watch tests/supervisor/programs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir .cache/site
 
 bench: .venv/test.done
@@ -90,6 +90,7 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/reading.py
 	$(BIN)/python benchmarks/perf/job_start.py
 	$(BIN)/python benchmarks/perf/tokenizing.py
+	$(BIN)/python -m benchmarks.watch
 	@scripts/system-packages.sh mksquashfs:squashfs-tools
 	$(BIN)/python benchmarks/perf/squashfs.py
 

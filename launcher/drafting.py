@@ -17,12 +17,10 @@ from launcher.config.compose import Composition, compose
 from launcher.config.overrides import STAGES, parse_override
 from launcher.config.schema import RunConfig
 from launcher.config.secrets import check_references, check_texts
-from launcher.config.stored import read_stored
 from launcher.errors import UserError, did_you_mean, explain_os_error, setting_error
 from launcher.plan import Plan
 from launcher.rendering.render import render
 from launcher.runs import provenance
-from launcher.runs.manifest import read_manifest, read_stored_text
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, TEMPLATES, next_launch_number
 from launcher.runs.trust import why_untrusted
 from launcher.stages.planning import plan_launch, prepare_launch, split_by_stage, stage_name
@@ -58,6 +56,8 @@ class Request:
         cls, launch_dir: Path, command: Sequence[str] = (), number: int | None = None, tag: str | None = None
     ) -> Request:
         """Read the record of a launch; raise UserError if it is missing, or its templates are not trusted."""
+        from launcher.runs.manifest import read_manifest
+
         launch_dir = launch_dir.absolute()
         manifest, templates = read_manifest(launch_dir), launch_dir / TEMPLATES
         return cls(
@@ -77,6 +77,9 @@ class Request:
         configuration is stored in `launch_dir`.
         """
         if self.launch_dir is not None:
+            from launcher.config.stored import read_stored
+            from launcher.runs.manifest import read_stored_text
+
             stored = self.launch_dir / ROOT_CONFIG
             try:
                 text = read_stored_text(stored)
@@ -242,6 +245,8 @@ def _draft(composition: Composition, request: Request) -> Draft:
         run = prepare_launch(config, work)
         run_dir = run.paths.run_dir
         if number is not None and tag is not None and (work, request.launch_dir) == (None, None):
+            from launcher.runs.manifest import read_manifest
+
             launch_dir = run_dir / LAUNCHES / str(number)
             with contextlib.suppress(UserError, OSError):
                 if (launch_dir / ROOT_CONFIG).is_file() and read_manifest(launch_dir).tag == tag:

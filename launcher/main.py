@@ -47,8 +47,14 @@ if __name__ == "__main__":
     _refuse_interpreter(sys.path[0])
 # Modules live as long as the process. To search them for garbage, again and again while they are imported and
 # once more at the end, would take a quarter of the time of a short command.
-gc.set_threshold(50_000)
+gc.set_threshold(100_000)
 atexit.register(gc.freeze)
+
+
+def _start() -> None:
+    """Leave the imported modules out of searches for garbage, and Ctrl-C to the verb."""
+    gc.freeze()
+    _replace_handler(_leave, signal.default_int_handler)
 
 
 def main(arguments: "Sequence[str] | None" = None) -> int:
@@ -56,7 +62,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     from launcher.cli.app import main as run
 
     try:
-        return run(arguments, lambda: _replace_handler(_leave, signal.default_int_handler))
+        return run(arguments, _start)
     finally:
         # Interpreter shutdown is slow; let Ctrl-C end it at once.
         _replace_handler(signal.default_int_handler, _leave)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from launcher.config.schema import Assumptions, ContainerOptions, NumaMapping
+from launcher.config.watch_schema import Watch
 from launcher.runs.paths import LaunchPaths
 from launcher.slurm.queue_flags import QueueFlags
 from slipway.arithmetic.gpus import Gpu
@@ -70,8 +71,7 @@ class Queue(QueueFlags):
 SOURCES_WITHOUT_PATH = ("tmpfs", "umount")
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(NamedTuple):
     """A path of the host that the container sees, with Pyxis' flags such as ``ro``.
 
     `source` is a whole path, or one of `SOURCES_WITHOUT_PATH`.
@@ -101,8 +101,7 @@ class Container:
         return self.options.stage_to is not None and self.is_file
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(NamedTuple):
     """The program of each task: an argument vector, never a command line.
 
     `python_path` is put in front of the container's or the user's. `save_signal` asks the payload to save, as
@@ -118,8 +117,7 @@ class Payload:
     array_key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(NamedTuple):
     """The ranks that run under nsys, its traces, and the directory of its reports."""
 
     ranks: tuple[int, ...]
@@ -213,3 +211,4 @@ class Plan:
     slurm_conf: str | None
     job: Job
     assumptions: Assumptions = field(default_factory=Assumptions)
+    watch: Watch = field(default_factory=Watch)

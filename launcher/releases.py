@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -57,8 +56,7 @@ class Source(NamedTuple):
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(NamedTuple):
     """The known contents of an image; ``None`` is unknown."""
 
     # The release that it is, or was built on: ``nvcr.io/nvidia/nemo:25.07``.
@@ -163,7 +161,7 @@ def contents_by_file_name(name: str) -> Contents | None:
 def _find_named(name: str | None, family: Family, month: str | None, *, is_certain: bool) -> Contents:
     for row in images():
         if (row.family, row.month) == (family, month):
-            return replace(row, origin=name or row.origin, is_certain=is_certain)
+            return row._replace(origin=name or row.origin, is_certain=is_certain)
     return Contents(name or f"{NVIDIA}/nvidia/{family}:{month}", family, is_certain=is_certain)
 
 
@@ -177,7 +175,7 @@ def add_installed(contents: Contents, installed: Mapping[str, str | None]) -> Co
     if "nemo_models" in installed:
         kinds = [set((installed.get(name) or "").split()) for name in ("nemo_models", "nemo_scripts")]
         facts["pretraining"] = bool(kinds[0] & kinds[1])
-    return replace(contents, was_asked=True, is_certain=True, **facts)
+    return contents._replace(was_asked=True, is_certain=True, **facts)
 
 
 def version(text: str | None) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import grimp
 
 _ROOT = Path(__file__).resolve().parents[1]
-_SIDES = ("arithmetic", "common", "corpus", "supervisor", "trainer")
+_SIDES = ("arithmetic", "common", "corpus", "supervisor", "trainer", "watch")
 _PACKAGES = ("launcher", *(f"slipway.{side}" for side in _SIDES))
 _CIRCLES_ALLOWED = ("slipway.trainer",)
 _SUBORDINATE = frozenset(

@@ -29,5 +29,5 @@ def task_of(plan: Plan) -> str:
 
 def with_argument(plan: Plan, argument: str) -> Plan:
     """Return the plan with a further argument of its payload."""
-    payload = replace(plan.job.payload, argv=(*plan.job.payload.argv, argument))
+    payload = plan.job.payload._replace(argv=(*plan.job.payload.argv, argument))
     return replace(plan, job=replace(plan.job, payload=payload))

@@ -6,22 +6,22 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gathering import configuration, earlier, host, images, paths
+from launcher.checks.gathering import configuration, host, images
 from launcher.checks.registry import CHECKS, require_known, run_checks, sort_by_severity
 from launcher.checks.rules.launch import MACHINE, SCHEDULER
 from launcher.checks.site_rules import site_findings
+from launcher.config.overrides import WORKSPACE
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script
-from launcher.schedulers import scheduler_for
-from launcher.schedulers.base import Acceptance
-from launcher.slurm.commands import NO_SLURM, Unreachable
 from launcher.stages.stage import stage_changes
-from launcher.stages.workspace import STAGE as WORKSPACE
+
+if TYPE_CHECKING:
+    from launcher.schedulers.base import Acceptance
 
 _logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def check_launch(
     """
     require_skippable(skipped)
     reports = check_drafts(drafts, skipped, look=look)
-    if not any(report.select(Severity.ERROR) for report in reports):
+    if look and not any(report.select(Severity.ERROR) for report in reports):
         _require_schedulers(reports)
     for warning in (mistake for report in reports for mistake in report.mistakes(Severity.WARNING)):
         _logger.warning("warning: %s", warning)
@@ -67,6 +67,8 @@ def check_launch(
 
 def _require_schedulers(reports: Sequence[CheckReport]) -> None:
     """Raise Unreachable without a scheduler: no warning matters then."""
+    from launcher.slurm.commands import NO_SLURM
+
     for report in reports:
         if report.draft.plan.job.stage == WORKSPACE:
             continue  # salloc is asked
@@ -119,7 +121,7 @@ def gather(drafts: Sequence[Draft], *, look: bool = True, **known: Any) -> list[
 
     Without `look` files, this machine and the cluster are not examined.
     """
-    gatherers = {**GATHERERS, **(LOOKING_GATHERERS if look else {})}
+    gatherers = {**GATHERERS, **(looking_gatherers() if look else {})}
     answers = {field: ask(drafts) for field, ask in gatherers.items() if field not in known}
     facts = [dict(zip(answers, values, strict=True)) for values in zip(*answers.values(), strict=True)]
     return [Facts(**known, **fields) for fields in facts]
@@ -151,18 +153,23 @@ GATHERERS: Mapping[str, _Gatherer] = {
     "image": _gather_each(partial(images.image_facts, look=False)),
     "trainer_verdict": lambda drafts: host.trainer_verdicts([draft.plan for draft in drafts]),
 }
-# Those that look at files, at this machine or at the cluster, which a dry run does not.
-LOOKING_GATHERERS: Mapping[str, _Gatherer] = {
-    "same_job_name": _gather_each(earlier.find_same_job_name),
-    "open_secrets": _gather_each(paths.find_open_secrets),
-    "paths": _gather_each(paths.path_facts),
-    "image": _gather_each(partial(images.image_facts, look=True)),
-    "earlier": _gather_each(earlier.compare_earlier_training),
-    "cluster": _gather_each(host.cluster_facts, host.cluster_question),
-    "lacks_gpus": _gather_each(host.lacks_gpus),
-    "host": _gather_each(host.host_facts, host.host_question),
-    "supervisor_python": _gather_each(lambda _: host.supervisor_python_problem(), lambda _: None),
-}
+
+
+def looking_gatherers() -> Mapping[str, _Gatherer]:
+    """Return those that look at files, at this machine or at the cluster, which a dry run does not."""
+    from launcher.checks.gathering import earlier, paths
+
+    return {
+        "same_job_name": _gather_each(earlier.find_same_job_name),
+        "open_secrets": _gather_each(paths.find_open_secrets),
+        "paths": _gather_each(paths.path_facts),
+        "image": _gather_each(partial(images.image_facts, look=True)),
+        "earlier": _gather_each(earlier.compare_earlier_training),
+        "cluster": _gather_each(host.cluster_facts, host.cluster_question),
+        "lacks_gpus": _gather_each(host.lacks_gpus),
+        "host": _gather_each(host.host_facts, host.host_question),
+        "supervisor_python": _gather_each(lambda _: host.supervisor_python_problem(), lambda _: None),
+    }
 
 
 def show_to_scheduler(
@@ -174,6 +181,9 @@ def show_to_scheduler(
     `must_answer`. `validate` is a more patient `Scheduler.validate`, for any scheduler; by default only Slurm
     is asked.
     """
+    from launcher.schedulers import scheduler_for
+    from launcher.slurm.commands import Unreachable
+
     plan = report.draft.plan
     if SCHEDULER in report.skipped:
         return report

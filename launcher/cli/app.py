@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import importlib
 import io
 import logging
@@ -68,9 +67,6 @@ was submitted, held or cancelled, 75 a training was interrupted: `slipway resume
 
 def main(arguments: Sequence[str] | None = None, started: Callable[[], None] | None = None) -> int:
     """Run one command line and return its exit code; call `started` once the verb's modules are imported."""
-    # Starting up creates a hundred thousand objects that all stay; searching them for garbage takes longer
-    # than rendering a script.
-    gc.set_threshold(100_000)
     if arguments is None:
         use_utf8()
     forget_jobs()

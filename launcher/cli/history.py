@@ -117,6 +117,10 @@ def run_history(args: argparse.Namespace) -> int:
     return NOT_KNOWN if any(row.status.state is State.UNKNOWN for row in rows) else DONE
 
 
+# Of a launch; --json has all.
+_MOST_ALERTS = 10
+
+
 def _lines(rows: Sequence[LaunchRow]) -> Iterator[Line]:
     """Yield aligned lines, for each launch and each of its attempts, followed by their notes."""
     # The cells of each line, the style of its state, and its notes.
@@ -190,8 +194,10 @@ def _launch_notes(row: LaunchRow) -> list[str]:
     damaged = [checkpoint.line() for checkpoint in row.damaged if checkpoint not in printed]
     differs = row.differs.lines() if row.differs else []
     notices = [f"sbatch said: {line}" for line in row.notices]
+    alerts = [f"{'alert' if alert.is_open else 'over'}: {alert.first.why}" for alert in row.alerts]
     return [
         *notices,
+        *alerts[-_MOST_ALERTS:],
         *damaged,
         *_reasons(row.status.state.value, reason, row.reading),
         *differs,

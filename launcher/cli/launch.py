@@ -16,17 +16,17 @@ from launcher.checks.gate import CheckReport, check_launch
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, read_request
 from launcher.config.compose import Composition
-from launcher.config.overrides import parse_override
+from launcher.config.overrides import WORKSPACE, parse_override
 from launcher.config.site_trees import site_trees
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError
-from launcher.runs.manifest import Manifest
-from launcher.runs.paths import LaunchPaths, display_path
-from launcher.stages.workspace import STAGE as WORKSPACE
+from launcher.runs.paths import display_path
 from launcher.ui.terminal import print_message
 
 if TYPE_CHECKING:
     from launcher.jobs.launches import Launch
+    from launcher.runs.manifest import Manifest
+    from launcher.runs.paths import LaunchPaths
 
 _EXAMPLE = "gpt3/126m"  # what config.yaml chooses: a day on 64 GPUs
 

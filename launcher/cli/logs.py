@@ -52,7 +52,7 @@ exit code:
   0    the job completed
   1    the job did not complete
   2    there is no such run
-  3    its state was unknown for a minute
+  3    its state was unknown for a minute, or Slurm silent for five
   75   the training was interrupted: slipway resume continues it
   130  Ctrl-C; the job continues"""
 
@@ -74,7 +74,7 @@ exit code:
   1    there is no log yet; with -f: the job did not complete
   2    there is no such run, launch, task, link or rank
 with -f:
-  3    the state of the job was unknown for a minute
+  3    the state of the job was unknown for a minute, or Slurm silent for five
   75   the training was interrupted: slipway resume continues it
   130  Ctrl-C; the job continues"""
 

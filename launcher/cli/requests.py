@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
+from launcher.config.overrides import WORKSPACE
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError
-from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.tables import print_code
 
 

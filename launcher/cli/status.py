@@ -12,9 +12,16 @@ from pathlib import Path
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import NEWEST, RUNS_HELP, add_base_results_dir, find_all, print_resumable
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, escape
+from launcher.jobs.asking import ASK_SECONDS
 from launcher.jobs.lookup import RunRef, runs_in
 from launcher.monitor.polling import StatusPoller
-from launcher.monitor.run_status import StatusRow, collect_status, make_table, missing_run
+from launcher.monitor.run_status import (
+    StatusRow,
+    collect_status,
+    make_table,
+    missing_run,
+    refresh_progress,
+)
 from launcher.monitor.watching import watch
 from launcher.runs.paths import display_path
 from launcher.slurm.states import State, choose_exit_code
@@ -23,7 +30,7 @@ from launcher.ui.tables import print_table
 from launcher.ui.terminal import print_json, print_message, print_stderr
 from slipway.common.files import names_in
 
-_INTERVAL, _LEAST_INTERVAL = 5.0, 2.0  # seconds; a controller serves thousands of users
+_LEAST_INTERVAL = 2.0  # seconds
 
 _HELP = """\
 Show the state of runs: the scheduler's state of the waiting and running launches of each, or else of its
@@ -38,7 +45,8 @@ examples:
   slipway status --json | jq '.[] | select(.state == "FAILED") | .run'
   slipway status a b --watch >/dev/null && echo both completed
 
-A state that is not known is UNKNOWN. In a pipe --watch prints a line per change, as JSON with --json.
+A state that is not known is UNKNOWN. In a pipe --watch prints a line per change, as JSON with --json. It
+reads the files of the runs each second, and asks Slurm at once when they say that a job began or ended.
 
 exit code:
   0    the state of every run is known; with --exit-code or --watch: and all completed
@@ -60,8 +68,8 @@ def add_parser(verbs: Verbs) -> None:
     add_option(parser, "--active", "only runs with a job that has not ended")
     add_option(parser, "--all", f"all runs, not the newest {NEWEST}")
     add_option(parser, "--watch", "watch until everything has ended")
-    text = f"how often --watch asks (default: {_INTERVAL:g}, at least {_LEAST_INTERVAL:g})"
-    add_option(parser, "--interval SECONDS", text, type=_seconds, default=_INTERVAL)
+    text = f"how often --watch asks Slurm (default: {ASK_SECONDS:g}, at least {_LEAST_INTERVAL:g})"
+    add_option(parser, "--interval SECONDS", text, type=_seconds, default=ASK_SECONDS)
     add_option(parser, "--exit-code", "exit with the code of the worst state")
     add_option(parser, "--json", "print a list of objects")
 
@@ -125,7 +133,7 @@ def _look(requested: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
 
 
 def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
-    poller = StatusPoller(look, args.interval)
+    poller = StatusPoller(look, args.interval, refresh=refresh_progress)
     if not poller.snapshot().rows:
         _print_no_runs(args.base_results_dir)
         return DONE

@@ -15,6 +15,7 @@ from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_opti
 from launcher.cli.requests import add_no_check, this_command
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, UserError, escape, worst_code
+from launcher.jobs.asking import AskingTimes
 from launcher.runs.paths import display_path
 from launcher.slurm.states import State, choose_exit_code
 from launcher.sweeps.record import broken_records, find_sweep
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.sweeps.arrays import Array, LaunchedSweep
     from launcher.sweeps.points import SweepDraft
 
-_INTERVAL = 5.0  # seconds; a controller serves thousands of users
+_LOOK_SECONDS = 1.0  # between two looks at the files of the points
 _SHOWN = 20  # points of the preview; --dry-run shows all
 
 _HELP = """\
@@ -170,16 +171,18 @@ def _show_results(args: argparse.Namespace, directory: Path) -> int:
     """Print the table and what failed; with --wait print changes first until every point has ended."""
     from launcher.sweeps.results import failures, gather
 
-    printed = ""
+    printed, times = "", AskingTimes()
     try:
         while True:
             results = gather(directory)
+            times.note_answer([point.status for point in results.points])
             if args.wait and (summary := results.summary()) != printed:
                 print_stderr(summary)
                 printed = summary
             if not (args.wait and any(state.is_live for state in results.states)):
                 break
-            time.sleep(_INTERVAL)
+            while not times.is_due():
+                time.sleep(_LOOK_SECONDS)
     except KeyboardInterrupt:
         if args.wait:
             print_stderr("stopped waiting; the jobs continue")

@@ -6,19 +6,20 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import accumulate, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from launcher.config.nemo_launcher import way
 from launcher.errors import UserError, did_you_mean, escape, literal, nearest, shortened
 
 # Each stage has a configuration group of the same name.
-STAGES = ("data_preparation", "training", "conversion", "evaluation", "workspace", "command")
+WORKSPACE = "workspace"
+STAGES = ("data_preparation", "training", "conversion", "evaluation", WORKSPACE, "command")
 GROUPS = ("cluster", *STAGES)
 # Further groups that a stage needs: a workspace has the environment of a training.
-_REQUIRED_GROUPS = {"workspace": ("training",)}
+_REQUIRED_GROUPS = {WORKSPACE: ("training",)}
 # The file that a launch is composed from.
 MAIN = "config"
 
@@ -66,8 +67,7 @@ _RECIPE = re.compile(r"(?P<name>[A-Za-z0-9][\w-]*)(?::(?P<flavor>[A-Za-z0-9][\w-
 _HYDRA_READS = re.compile(r"""['"\[{].*|.*(\$\{|\\).*|null|""", re.DOTALL | re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(NamedTuple):
     """One override in its parts; `value` is ``None`` where there is no ``=``."""
 
     text: str

@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
-
-from launcher.config.stage_schema import (
-    CommandConfig,
-    ConversionConfig,
-    DataPreparationConfig,
-    EvaluationConfig,
-    StrictModel,
-    TrainingConfig,
-    WorkspaceConfig,
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
 )
+
+from launcher.config.stage_schema import StrictModel, TrainingConfig, disable_plugins
 from launcher.config.values import (
     Arguments,
     Constants,
@@ -41,10 +40,15 @@ from launcher.config.values import (
     Whole,
     explain,
 )
+from launcher.config.watch_schema import Watch
 from launcher.errors import Mistakes
 from launcher.slurm.queue_flags import QueueFlags
-from slipway.common.sections import Section
+from slipway.common.section_types import Section
 
+if TYPE_CHECKING:
+    from launcher.config import late_stages
+
+T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron", "megatron_lm"]
 StageName = Literal[
@@ -204,6 +208,45 @@ class Assumptions(Section):
     attained: Constants = field(default_factory=dict)
 
 
+if TYPE_CHECKING:
+    Late: TypeAlias = T | None  # for mypy, to which a class that is imported late is as any other
+else:
+
+    class Late:
+        """The node of a stage, or null: metadata for `Annotated`. A node alone imports its class."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name.removeprefix("late_stages.")
+
+        def __class_getitem__(cls, name: str) -> Any:
+            return Annotated[Any, cls(name)] | None
+
+        @cached_property
+        def model(self) -> type:
+            from launcher.config import late_stages
+
+            return getattr(late_stages, self._name)
+
+        @cached_property
+        def _adapter(self) -> Any:
+            from pydantic import TypeAdapter
+
+            return TypeAdapter(self.model)
+
+        def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+            """Return the schema by which pydantic reads and writes the node."""
+            read = {"type": "no-info", "function": self._read}
+            write = {"type": "function-plain", "function": self._write, "info_arg": True}
+            return {"type": "function-plain", "function": read, "serialization": write}
+
+        def _read(self, node: Any) -> Any:
+            with disable_plugins():
+                return self._adapter.validate_python(node)
+
+        def _write(self, node: Any, info: Any) -> Any:
+            return self._adapter.dump_python(node, exclude_unset=info.exclude_unset)
+
+
 class RunConfig(StrictModel):
     """The whole configuration of one launch, checked.
 
@@ -230,6 +273,7 @@ class RunConfig(StrictModel):
     numa_mapping: NumaMapping
     enable_vboost: bool
     resilience: Resilience
+    watch: Watch = Field(default_factory=Watch)
     estimates: Assumptions
     dry_run: bool
     cluster: ClusterConfig
@@ -240,11 +284,11 @@ class RunConfig(StrictModel):
     bcp_no_redirect: bool
     wandb_api_bcp_secret_key: NemoSecret
     training: TrainingConfig | None = None
-    data_preparation: DataPreparationConfig | None = None
-    conversion: ConversionConfig | None = None
-    evaluation: EvaluationConfig | None = None
-    workspace: WorkspaceConfig | None = None
-    command: CommandConfig | None = None
+    data_preparation: Late["late_stages.DataPreparationConfig"] = None
+    conversion: Late["late_stages.ConversionConfig"] = None
+    evaluation: Late["late_stages.EvaluationConfig"] = None
+    workspace: Late["late_stages.WorkspaceConfig"] = None
+    command: Late["late_stages.CommandConfig"] = None
 
 
 def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:

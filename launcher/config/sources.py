@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -49,8 +48,7 @@ _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _REFERENCES_FOLLOWED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class TreeFile:
+class TreeFile(NamedTuple):
     """A file that a composition reads, and the node that its keys are below."""
 
     path: Path

@@ -6,11 +6,10 @@ import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile, zip_longest
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -44,8 +43,7 @@ class MissingValue(UserError):
         super().__init__(f"{key}=???: a value is needed", key=key, hint=f"give one: {key}=...")
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):
     """An override that cannot be applied, or parsed: `parsed` is ``None`` then."""
 
     text: str
@@ -61,8 +59,7 @@ class NotApplied(Exception):
         self.faults = faults
 
 
-@dataclass(frozen=True, slots=True)
-class ComposedTree:
+class ComposedTree(NamedTuple):
     """A tree, the choices of its groups, and the overrides that chose them."""
 
     tree: DictConfig

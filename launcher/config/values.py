@@ -21,7 +21,7 @@ from launcher.slurm.queue_flags import Text as Text
 from launcher.slurm.queue_flags import Whole as Whole
 from launcher.slurm.queue_flags import as_text, as_whole
 from launcher.slurm.sbatch_options import check_array, check_plugin_name, checked_name, key_hint
-from slipway.common.sections import one_line
+from slipway.common.section_types import one_line
 
 # How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
 _LONGEST_WARNING = 65535
@@ -310,5 +310,7 @@ def _fields_at(model: type, location: list[Any]) -> Iterator[str]:
 def models_in(annotation: Any) -> Iterator[type]:
     if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         yield annotation
+    for late in getattr(annotation, "__metadata__", ()):  # of a stage's node
+        yield from models_in(getattr(late, "model", None))
     for part in getattr(annotation, "__args__", ()):
         yield from models_in(part)

@@ -174,8 +174,7 @@ def _links(seconds: float, limit: str | None) -> int | None:
 # --- all estimates of a plan
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
+class MemoryEstimate(NamedTuple):
     """The memory of each pipeline stage, at least one, and of the GPU that has to hold it.
 
     `margin` is the part of the GPU's memory for parts without an estimate.
@@ -206,12 +205,11 @@ class MemoryEstimate:
         return {
             "gpu": {"name": gpu.name, "memory": gpu.memory, "source": source, "assumed": is_assumed},
             "margin": self.margin,
-            "stages": [{**asdict(stage), "total": stage.total} for stage in self.stages],
+            "stages": [{**stage._asdict(), "total": stage.total} for stage in self.stages],
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
+class Overview(NamedTuple):
     """The estimates of a plan, None where unknown: some models have an `amount`, but no `cost`."""
 
     memory: MemoryEstimate | None

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from launcher.estimates.activations import (
@@ -60,8 +59,7 @@ _LOGIT = 4
 _LOGIT_GRADIENT = 2
 
 
-@dataclass(frozen=True, slots=True)
-class StageMemory:
+class StageMemory(NamedTuple):
     """The bytes that the fullest GPU of a pipeline stage holds at its peak.
 
     `layers` counts the transformer layers of the stage, `parameters` those of one GPU. `logits` are the bytes

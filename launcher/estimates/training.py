@@ -9,7 +9,6 @@ megatron_lm_encoder_decoder_model.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from launcher.estimates.parallelism import (
@@ -166,8 +165,7 @@ _NOT_COUNTED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
+class Training(NamedTuple):
     """A training that can be counted with: its values, its layout, and the parts of its model.
 
     `stacks` are those of the layout, in the order of `parts.stacks`.

@@ -186,7 +186,7 @@ def contents_of_recipe(recipe: Recipe) -> Contents:
     cores = [match[1] for line in recipe.config.python_packages if (match := _CORE.fullmatch(line))]
     # Templates install it by itself, after all else.
     core = recipe.config.versions.get("megatron_core") or (cores[-1] if cores else None)
-    return replace(contents, megatron_core=core) if core else contents
+    return contents._replace(megatron_core=core) if core else contents
 
 
 def contents_of_file(path: Path) -> Contents | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG, UserError, worst_code
+from launcher.jobs.asking import AskingTimes
 from launcher.jobs.launches import group_jobs
 from launcher.jobs.status import LaunchStatus, pick_task, poll
 from launcher.runs.receipts import acts
@@ -17,8 +18,8 @@ from launcher.slurm.commands import Unreachable
 from launcher.slurm.states import Action, State
 from slipway.common.node.marks import GIVEN_UP, claim
 
-# The seconds between two questions for the end of a job: the first, and the largest.
-_SECONDS, _MAX_SECONDS = 0.3, 5.0
+# The least seconds between two questions for the end of a job.
+_SECONDS = 0.3
 # The time limit for a scheduler that does not answer.
 _PATIENCE_SECONDS = 60.0
 
@@ -69,9 +70,10 @@ def wait_for_ends(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
         for outcome in outcomes
         if outcome.effect in ending or (outcome.effect is Effect.AS_ASKED and outcome.target.state.is_live)
     ]
-    seconds, answered = _SECONDS, time.monotonic()
+    times, answered = AskingTimes(least=_SECONDS), time.monotonic()
     while left:
         statuses = poll([outcome.target.launch for outcome in left if outcome.target.launch])
+        times.note_answer(statuses)
         if not all(answer.unanswered for answer in statuses):
             answered = time.monotonic()
         waiting = []
@@ -83,9 +85,8 @@ def wait_for_ends(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
             else:
                 waiting.append(outcome)
         left = waiting
-        if left:
-            time.sleep(seconds)
-            seconds = min(seconds * 1.5, _MAX_SECONDS)
+        while left and not times.is_due():
+            time.sleep(_SECONDS)
 
 
 def is_unanswered(error: UserError) -> bool:

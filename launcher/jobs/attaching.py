@@ -153,7 +153,7 @@ def _raw_id(target: LaunchStatus, launch: Launch) -> str:
     job_id = str(target.job_id)
     if "_" not in job_id:
         return job_id
-    command = ["squeue", "--all", "--noheader", "--Format=JobID:|", f"--jobs={job_id}"]
+    command = ["squeue", "--all", "--local", "--noheader", "--Format=JobID:|", f"--jobs={job_id}"]
     answer = ask(command, clean_environment(launch.slurm_conf))
     raw = answer.stdout.strip().rstrip("|").strip()
     if not raw.isdigit():

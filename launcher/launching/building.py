@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.config.compose import Composition
-from launcher.config.overrides import hydra_value
+from launcher.config.overrides import WORKSPACE, hydra_value
 from launcher.drafting import Draft, Request, draft, drafts, resolve_choice
 from launcher.errors import UserError, setting_error
 from launcher.images.resolve import KEY, RecipeImage, ReferenceImage, ResolvedImage
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from launcher.images.importing import Imported
     from launcher.images.progress import ImageProgress
 
-_WORKSPACE = "workspace"
 _PLAIN_HTTP = "ENROOT_ALLOW_HTTP"
 # The check that the image exists is skipped while it is about to be made.
 _CHECK = "path.image"
@@ -112,7 +111,7 @@ def required_image(composition: Composition, request: Request) -> ImageRequireme
         return ImageRequirement(choice, file, request)
     # The nodes would fetch it by themselves.
     workspace = composition.config.workspace
-    key = f"{_WORKSPACE}.{KEY}" if workspace is not None and workspace.container is not None else KEY
+    key = f"{WORKSPACE}.{KEY}" if workspace is not None and workspace.container is not None else KEY
     override = f"{key}={hydra_value(str(file))}"
     return ImageRequirement(choice, file, replace(request, overrides=(*request.overrides, override)))
 
@@ -120,7 +119,7 @@ def required_image(composition: Composition, request: Request) -> ImageRequireme
 def _refuse_job(composition: Composition) -> None:
     """Refuse `--build=job` where nothing could wait for a job."""
     stage, scheduler = composition.config.stages[0], composition.config.cluster.scheduler
-    if scheduler != "slurm" or stage == _WORKSPACE:
+    if scheduler != "slurm" or stage == WORKSPACE:
         what = f"stages=[{stage}]" if scheduler == "slurm" else f"cluster.scheduler={scheduler}"
         raise UserError(f"--build=job: with {what} nothing waits in a queue", hint="--build=host")
 

@@ -23,7 +23,8 @@ def granted(plan: Plan, facts: Facts, job_id: str) -> dict[str, dict[str, str]]:
     has_filters = settings is not None and settings.has_filters
     if plan.scheduler != "slurm" or not (has_filters or (plan.paths.directory / JOB_ID_LOG).exists()):
         return {}
-    question = ["squeue", "--all", "--noheader", "--states=all", f"--Format={_FORMAT}", f"--jobs={job_id}"]
+    question = ["squeue", "--all", "--local", "--noheader", "--states=all"]
+    question += [f"--Format={_FORMAT}", f"--jobs={job_id}"]
     values = ask_at_once({"job": question}, plan.slurm_conf)["job"].text.split(SEPARATOR)
     queue, resources = plan.job.queue, plan.job.resources
     nodes = None if resources.is_elastic else str(resources.nodes)

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from launcher import __version__
@@ -49,7 +48,7 @@ def add_digest(origin: provenance.Origin, image: str | None) -> provenance.Origi
     from launcher.images.resolve import read_recorded_digest
 
     digest = read_recorded_digest(image)
-    return origin if digest is None else replace(origin, fields={**origin.fields, "image_digest": digest})
+    return origin if digest is None else origin._replace(fields={**origin.fields, "image_digest": digest})
 
 
 def record_job(paths: LaunchPaths, manifest: Manifest) -> None:

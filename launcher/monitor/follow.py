@@ -13,9 +13,9 @@ from launcher.errors import WATCHING_ENDED, escape
 from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.logs import failed_task_logs, find_log, rank_failures, read_last_lines
 from launcher.monitor.polling import job_poller
-from launcher.monitor.progress import Progress
+from launcher.monitor.progress import Progress, read_schedule
 from launcher.monitor.readers import open_reader
-from launcher.monitor.run_status import state_words
+from launcher.monitor.run_status import silence_of, state_words
 from launcher.runs.paths import display_path
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
@@ -32,7 +32,7 @@ _STEPS = 4096
 
 def follow_launch(launch: Launch, view: LinesView | LiveView) -> JobStatus:
     """Update a view until the job has ended; return its final status, UNKNOWN after a minute without any."""
-    reader, progress = open_reader(launch), Progress()
+    reader, progress = open_reader(launch), Progress(schedule=read_schedule(launch.paths.config))
     with job_poller(launch) as watch, view:
         while True:
             # The state first: once the job is known to have ended, everything that it wrote is there.
@@ -109,6 +109,7 @@ class LinesView:
         self._printed: tuple[object, ...] = ()
         self._last_step = float("-inf")
         self._step: int | None = None
+        self._is_silent = False
 
     def __enter__(self) -> None:
         manifest = self._launch.manifest
@@ -128,6 +129,9 @@ class LinesView:
             self._print_event(event, progress)
         if is_over or time.monotonic() - self._last_step >= _EVERY:
             self._print_step(progress)
+        if (silence := silence_of(status, progress)) and not self._is_silent:
+            _print(str(silence))
+        self._is_silent = silence is not None
         if is_over:
             self._print_state(status)
 

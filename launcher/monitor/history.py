@@ -17,7 +17,7 @@ from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpo
 from launcher.monitor.logs import FAILURES
 from launcher.monitor.progress import Progress
 from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of, encode
-from launcher.monitor.readers import all_events, newest_events
+from launcher.monitor.readers import all_events, first_and_newest_events
 from launcher.monitor.run_status import attributes, elapsed_seconds, links_to_json
 from launcher.runs.manifest import Manifest
 from launcher.runs.paths import JOB_ID_LOG, launch_numbers
@@ -31,6 +31,7 @@ from slipway.common.node.events import Event, HeldOut, Start
 from slipway.common.node.evidence import evidence, read_rank_failures
 from slipway.common.node.judging import Facts, find_rule, judge
 from slipway.common.node.marks import JobAttempt
+from slipway.watch.alerts import Alert, read_alerts
 
 # Slurm's word for a job that was put back into the queue; a job does not stay in this state.
 REQUEUED = "REQUEUED"
@@ -128,6 +129,12 @@ class LaunchRow:
         return []
 
     @property
+    def alerts(self) -> list[Alert]:
+        """The alerts that were opened while it was the run's newest launch."""
+        found = read_alerts(self.status.run_dir)
+        return [alert for alert in found if alert.first.origin.launch == self.number]
+
+    @property
     def differs(self) -> Difference | None:
         """The keys by which it is a different training than an earlier launch of the run."""
         return difference_of(self._manifest) if self._manifest else None
@@ -145,6 +152,7 @@ class LaunchRow:
         manifest = self._manifest
         return {
             "launch": self.number,
+            "alerts": [alert.to_json() for alert in self.alerts],
             **attributes(manifest, "tag", "job_id"),
             "state": self.status.state.value,
             **attributes(self.status, "reason", "exit_code"),
@@ -202,7 +210,7 @@ def _row(status: LaunchStatus, before: Launch | None) -> LaunchRow:
     stretches = _stretches(attempts) if several and alone else []
     whole = _Stretch()
     with contextlib.suppress(OSError):  # another user's run that may not be read
-        for event in all_events(launch) if several else newest_events(launch):
+        for event in all_events(launch) if several else first_and_newest_events(launch):
             whole.take(event)
             for stretch in stretches:
                 if not isinstance(event, HeldOut) and stretch.covers(event.time):  # that has no time

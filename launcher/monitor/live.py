@@ -19,7 +19,7 @@ from rich.text import Text
 from launcher.errors import escape
 from launcher.jobs.launches import Launch
 from launcher.monitor.progress import Progress
-from launcher.monitor.run_status import state_words
+from launcher.monitor.run_status import silence_of, state_words
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui import tables
@@ -29,9 +29,6 @@ from slipway.common.node.events import Event, Train
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 24
-# A step is reported as late after this many seconds, and this many times the usual time of a step.
-_STALE_SECONDS = 30.0
-_STALE_STEPS = 10
 
 
 class LiveView(Live):
@@ -42,7 +39,7 @@ class LiveView(Live):
     def __init__(self, launch: Launch, console: Console | None = None) -> None:
         super().__init__(console=console or open_console(), refresh_per_second=8)
         self._launch = launch
-        self._began = self._last_event = time.monotonic()
+        self._began = time.monotonic()
         self._losses: deque[float] = deque(maxlen=4096)
         self._spinner = Spinner("dots", style="yellow")
 
@@ -52,8 +49,6 @@ class LiveView(Live):
         self.update(self._panel(status, progress, new), refresh=is_over)
 
     def _panel(self, status: JobStatus, progress: Progress, new: Sequence[Event]) -> Panel:
-        if new:
-            self._last_event = time.monotonic()
         self._losses.extend(e.loss for e in new if isinstance(e, Train) and e.loss is not None)
         body: list[RenderableType] = [self._state(status, progress)]
         if progress.step is not None:
@@ -98,10 +93,8 @@ class LiveView(Live):
                 awaited = "the queue"
             self._spinner.update(text=line.append(f"  waiting for {awaited}, {elapsed}", "dim"))
             return self._spinner
-        silent = time.monotonic() - self._last_event
-        usual = _STALE_STEPS / progress.steps_per_second if progress.steps_per_second else 0.0
-        if silent >= max(_STALE_SECONDS, usual) and not progress.end:
-            line.append(f"  no step for {tables.duration(silent)}", "bold yellow")
+        if silence := silence_of(status, progress):
+            line.append(f"  {silence}", "bold yellow")
         return line
 
 

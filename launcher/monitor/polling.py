@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,19 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
+from launcher.jobs.asking import ASK_SECONDS, AskingTimes
 from launcher.jobs.launches import Launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.schedulers.base import JobStatus
+from launcher.slurm.notations import format_time_limit, parse_time_limit
 from launcher.slurm.states import State
-from slipway.common.backoff import double_wait
 
 S = TypeVar("S", bound=LaunchStatus)
 
 # A state is out of date after this many unanswered questions, and at least this many seconds.
 _STALE_QUESTIONS = 3
 _STALE_SECONDS = 20.0
-# Between two questions to a scheduler that does not answer.
-_LONGEST_PAUSE_SECONDS = 30.0
+# Between two looks at files, which may take a part of the time.
+_LOOK_SECONDS, _MOST_LOOKING = 1.0, 0.2
 
 
 @dataclass(frozen=True)
@@ -43,25 +45,26 @@ class Snapshot(Generic[S]):
 
 
 class StatusPoller(Generic[S]):
-    """The status of launches, polled every `interval` seconds, less often while the scheduler is silent.
+    """The status of launches: their files are read each second, their scheduler is asked by `AskingTimes`.
 
-    Use it as a context; the first answer is there before. Without an answer the last known facts of a job
-    stay, but its state is UNKNOWN: a display that cannot see must not look healthy. Watching is given up
-    after `patience` seconds without the state of any live job, and after `blind_patience` without an answer:
-    a controller that is restarted takes minutes.
+    `collect` asks the scheduler, `refresh` renews what files tell. Use it as a context; the first answer is
+    there before. Without an answer the last known facts of a job stay, but its state is UNKNOWN: a display
+    that cannot see must not look healthy. Watching is given up after `patience` seconds without the state of
+    any live job, and after `blind_patience` without an answer: a controller that is restarted takes minutes.
     """
 
     def __init__(
         self,
         collect: Callable[[], Sequence[S]],
-        interval: float,
+        interval: float = ASK_SECONDS,
         patience: float = 60.0,
         blind_patience: float = 600.0,
+        refresh: Callable[[Sequence[S]], Sequence[S]] = lambda rows: rows,
     ) -> None:
-        self._collect = collect
+        self._collect, self._refresh = collect, refresh
         self._interval = interval
         self._patience, self._blind_patience = patience, blind_patience
-        self._failures = 0
+        self._times = AskingTimes(interval)
         self._last: dict[Path, S] = {}
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -85,32 +88,40 @@ class StatusPoller(Generic[S]):
         """Return the latest statuses; raise the thread's exception."""
         if self._failure:
             raise self._failure
-        newest = self._rows
-        now = time.monotonic()
+        newest, now = self._rows, time.monotonic()
+        since = now - self._times.asked
         age = now - self._answered
         is_old = age > max(_STALE_QUESTIONS * self._interval, _STALE_SECONDS)
         given_up = age > self._blind_patience
-        rows = [self._keep_known_state(row, is_old or given_up) for row in newest]
+        rows = [self._keep_known_state(_add_time(row, since), is_old or given_up) for row in newest]
         why = next((row.unanswered for row in newest if row.unanswered), None)
         is_silent = is_old or why is not None
-        given_up |= not is_silent and now - self._seen_live > self._patience
+        # Between answers, because one may take longer.
+        given_up |= not is_silent and self._answered - self._seen_live > self._patience
         is_over = given_up or all(row.state.is_final for row in rows)
         return Snapshot(rows, age if is_silent else None, why, is_over)
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(double_wait(self._failures, self._interval, _LONGEST_PAUSE_SECONDS)):
-                self._rows = self._collect_rows()
+            pause = look = min(_LOOK_SECONDS, self._interval)
+            while not self._stop.wait(pause):
+                began = time.monotonic()
+                if self._times.is_due():
+                    self._rows = self._collect_rows()
+                else:
+                    self._rows = self._refresh(self._rows)
+                    pause = max(look, (time.monotonic() - began) / _MOST_LOOKING)
         except BaseException as error:  # raised again by `snapshot`: a thread's own traceback is lost
             self._failure = error
 
     def _collect_rows(self) -> Sequence[S]:
         rows = self._collect()
+        self._times.note_answer(rows)
         now = time.monotonic()
         if any(row.unanswered for row in rows):
-            self._failures, self._seen_live = self._failures + 1, now
+            self._seen_live = now
         else:
-            self._failures, self._answered = 0, now
+            self._answered = now
         known = [row for row in rows if row.state is not State.UNKNOWN]
         self._last |= {row.directory: row for row in known}
         if any(row.state.is_live for row in known):
@@ -128,6 +139,17 @@ class StatusPoller(Generic[S]):
         return replace(row, **known.values())
 
 
-def job_poller(launch: Launch, interval: float = 2.0, patience: float = 60.0) -> StatusPoller[LaunchStatus]:
+def _add_time(row: S, seconds: float) -> S:
+    """Return the row of a running job with the time that passed since the scheduler was asked."""
+    if row.state is not State.RUNNING or row.elapsed is None or seconds < 1:
+        return row
+    with contextlib.suppress(ValueError):
+        return replace(row, elapsed=format_time_limit((parse_time_limit(row.elapsed) or 0) + int(seconds)))
+    return row
+
+
+def job_poller(
+    launch: Launch, interval: float = ASK_SECONDS, patience: float = 60.0, blind_patience: float = 300.0
+) -> StatusPoller[LaunchStatus]:
     """Return the polled status of one launch, which is given up after `patience` seconds without a state."""
-    return StatusPoller(lambda: poll([launch]), interval, patience, patience)
+    return StatusPoller(lambda: poll([launch]), interval, patience, blind_patience)

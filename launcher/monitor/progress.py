@@ -1,12 +1,21 @@
-"""The progress that the events of a training add up to."""
+"""The progress that the events of a training add up to, and its silence."""
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
+from launcher.ui.tables import NO_STEP
+from slipway.common.files import read_text
 from slipway.common.node.events import End, Event, HeldOut, Start, Train, Validation
+from slipway.watch.pace import Pace, Schedule
+from slipway.watch.parameters import NoStep
 
+_NO_SCHEDULE = Schedule()
 # The steps over which the throughput is taken: the first step of a training is slow, and single ones jitter.
 _WINDOW = 20
 
@@ -17,7 +26,8 @@ class Progress:
     `step` is the number of completed steps, or the one that the trainer started from; ``None`` before that.
     """
 
-    def __init__(self, events: Iterable[Event] = ()) -> None:
+    def __init__(self, events: Iterable[Event] = (), schedule: Schedule = _NO_SCHEDULE) -> None:
+        self.pace = Pace(schedule)
         self.step: int | None = None
         self.start: Start | None = None
         self.train: Train | None = None
@@ -35,6 +45,7 @@ class Progress:
 
     def take(self, event: Event) -> None:
         """Take in one further event."""
+        self.pace.take(event)
         match event:
             case Train():
                 self.train, self.step = event, event.step
@@ -52,7 +63,8 @@ class Progress:
             case HeldOut():
                 self.held_out = event
             case End():
-                self.end = event
+                # A trainer that logs every tenth step may end after another one.
+                self.end, self.step = event, max(event.step, self.step or 0)
 
     @property
     def max_steps(self) -> int | None:
@@ -87,3 +99,42 @@ class Progress:
         if self.step >= self.max_steps:
             return 0.0
         return (self.max_steps - self.step) / self.steps_per_second if self.steps_per_second else None
+
+
+class Silence(NamedTuple):
+    """The seconds for which a running training has had no step, longer than is usual; `usual` is a step's."""
+
+    seconds: float
+    usual: float | None
+
+    def __str__(self) -> str:
+        from slipway.watch.detectors import say_duration  # late: it is rarely needed
+
+        usual = f" (usual: {say_duration(self.usual)})" if self.usual is not None else ""
+        return f"{NO_STEP} for {say_duration(self.seconds)}{usual}"
+
+
+def find_silence(progress: Progress, elapsed: int | None, now: float) -> Silence | None:
+    """Return the silence of a training whose job has run for `elapsed` seconds; ``None`` if none is unusual.
+
+    First steps, validations and saves are long, and so are pauses as long as earlier ones.
+    """
+    pace, parameters = progress.pace, NoStep()
+    sign, limit = pace.last_sign, pace.find_limit(parameters)
+    if sign is None:
+        return None
+    if elapsed is not None and sign < now - elapsed:  # of an earlier job, or before a requeue
+        sign, limit = now - elapsed, parameters.first
+    return Silence(now - sign, pace.interval) if limit is not None and now - sign > limit else None
+
+
+@cache  # a launch's configuration never changes
+def read_schedule(config: Path) -> Schedule:
+    """Return the steps at which a training pauses, searched for in the text of its job's configuration."""
+    try:
+        text = read_text(config)
+    except (OSError, ValueError):
+        return Schedule()
+    keys = ("every_n_train_steps", "val_check_interval")
+    found = (re.search(rf"^ +{key}: *([0-9]{{1,9}})$", text, re.MULTILINE) for key in keys)
+    return Schedule(*(int(match[1]) if match else None for match in found))

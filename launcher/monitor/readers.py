@@ -1,4 +1,4 @@
-"""The readers of a launch's events: our trainer's, and NeMo's progress lines in a job's log."""
+"""The readers of a launch's events: our trainer's, and those that other engines write to a job's log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from launcher.jobs.launches import Launch
@@ -20,7 +21,8 @@ from slipway.common.node.events import (
     read_head_and_tail,
     select_newest,
 )
-from slipway.common.node.progress_lines import NemoReader, read_nemo_end
+from slipway.common.node.progress_lines import READERS, UNKNOWN_SIZES, ProgressReader, TrainingSizes
+from slipway.common.node.tensorboard import TAGS, TensorboardReader
 
 _COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 
@@ -49,24 +51,41 @@ def newest_events(launch: Launch, *, restarted: bool = False) -> list[Event]:
     """Return the events that `launcher.monitor.progress.Progress` needs, read quickly."""
     if not _has_events_in_log(launch):
         return read_head_and_tail(launch.paths.metrics, restarted=restarted)
-    tokens = tokens_per_step(launch.paths.config)
+    reader, sizes = READERS[launch.manifest.engine], training_sizes(launch.paths.config)
     # The log of a link that has just begun has no step yet.
     logs = reversed(job_logs(launch)) if launch.is_chain else [find_log(launch)]
-    return next((events for log in logs if (events := read_nemo_end(log, tokens))), [])
+    events = next((events for log in logs if (events := reader(log, sizes).read_end())), [])
+    return events or _tensorboard_reader(launch, sizes).read_end()
+
+
+def first_and_newest_events(launch: Launch) -> list[Event]:
+    """Return the newest events after the first one, with the step from which the training began."""
+    newest = newest_events(launch)
+    # The end of a log does not say it; the ends of our trainer's file do.
+    first = islice(LogsReader(launch).stream(), 1) if newest and _has_events_in_log(launch) else ()
+    return [*first, *newest]
 
 
 def _has_events_in_log(launch: Launch) -> bool:
-    """Return True if the trainer is NeMo's, which writes its steps to the job's log."""
-    return launch.manifest.engine == "nemo" and launch.manifest.job_id is not None
+    return launch.manifest.engine in READERS and launch.manifest.job_id is not None
+
+
+def _tensorboard_reader(launch: Launch, sizes: TrainingSizes) -> TensorboardReader:
+    return TensorboardReader(launch.paths.results, TAGS[launch.manifest.engine], sizes)
 
 
 class LogsReader:
-    """A reader of NeMo's events from the log of a job, or from the logs of a chain's links in their order."""
+    """A reader of the events in the log of a job, or in the logs of a chain's links in their order.
+
+    Where no log has any, those in TensorBoard's files count.
+    """
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._tokens = tokens_per_step(launch.paths.config)
-        self._readers: dict[Path, NemoReader] = {}
+        self._sizes = training_sizes(launch.paths.config)
+        self._readers: dict[Path, ProgressReader] = {}
+        self._has_lines = False
+        self._tensorboard = _tensorboard_reader(launch, self._sizes)
 
     def newest(self, steps: int) -> list[Event]:
         return select_newest(self.stream(), steps)
@@ -75,28 +94,30 @@ class LogsReader:
         logs = job_logs(self._launch) if self._launch.is_chain else []
         for log in logs or [find_log(self._launch)]:
             if log not in self._readers:
-                self._readers[log] = NemoReader(log, self._tokens)
+                self._readers[log] = READERS[self._launch.manifest.engine](log, self._sizes)
         for reader in self._readers.values():
-            yield from reader.stream()
+            for event in reader.stream():
+                self._has_lines = True
+                yield event
+        if not self._has_lines:
+            yield from self._tensorboard.stream()
 
 
-def tokens_per_step(config: Path) -> int | None:
-    """Return the tokens of a step, batch size times sequence length, of a GPT's job; ``None`` if they vary.
+def training_sizes(config: Path) -> TrainingSizes:
+    """Return the steps of a training and its batch size, and the sequence length of a GPT or BERT.
 
-    Both are searched for in the text of the configuration: parsing YAML takes a hundred times longer.
+    They are searched for in the text of the configuration: parsing YAML takes a hundred times longer.
     """
     try:
         text = read_text(config)
     except (OSError, ValueError):
-        return None
-    batch, length, growing = (
-        re.search(rf"^  {key}: *(\S+)", text, re.MULTILINE)
-        for key in ("global_batch_size", "encoder_seq_length", "rampup_batch_size")
+        return UNKNOWN_SIZES
+    steps, batch, length, growing = (
+        match[1] if (match := re.search(rf"^  {key}: *(\S+)", text, re.MULTILINE)) else "null"
+        for key in ("max_steps", "global_batch_size", "encoder_seq_length", "rampup_batch_size")
     )
-    if not (batch and length) or (growing and growing.group(1) != "null"):
-        return None
-    sizes = (batch.group(1), length.group(1))
-    return int(sizes[0]) * int(sizes[1]) if all(map(_COUNT.fullmatch, sizes)) else None
+    values = (steps, batch if growing == "null" else growing, length)
+    return TrainingSizes(*(int(value) if _COUNT.fullmatch(value) else None for value in values))
 
 
 # --- the steps of a run

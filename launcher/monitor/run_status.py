@@ -6,7 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, find_damaged_checkpoints, summary
-from launcher.monitor.progress import Progress
+from launcher.monitor.progress import Progress, Silence, find_silence, read_schedule
 from launcher.monitor.provenance_report import Difference, difference_of, encode
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
@@ -24,9 +24,9 @@ from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.notations import format_time_limit, parse_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
-from launcher.ui.tables import REASON, since
-from slipway.common.node.events import Event
+from launcher.ui.tables import NO_STEP, REASON, since
 from slipway.common.node.marks import JobAttempt, cancelled_at, chain_end, time_limit
+from slipway.watch.alerts import Alert, open_alerts
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,13 @@ def _find_end(
     return end.ended if end is not None else None
 
 
+def silence_of(status: JobStatus, progress: Progress) -> Silence | None:
+    """Return the unusual silence of a training whose job runs."""
+    if status.state is not State.RUNNING:
+        return None
+    return find_silence(progress, elapsed_seconds(status), time.time())
+
+
 def elapsed_seconds(status: JobStatus) -> int | None:
     """Return the time that a job ran, in seconds."""
     if status.elapsed is None:
@@ -127,6 +134,7 @@ class StatusRow(LaunchStatus):
     progress: Progress = field(default_factory=Progress)
     transitions: Transitions = field(default_factory=Transitions)
     damaged: Sequence[DamagedCheckpoint] = ()
+    alerts: Sequence[Alert] = ()
 
     @property
     def granted_limit(self) -> str | None:
@@ -143,6 +151,16 @@ class StatusRow(LaunchStatus):
         return self.progress.eta if self.state is State.RUNNING else None
 
     @property
+    def silence(self) -> Silence | None:
+        return silence_of(self, self.progress)
+
+    @property
+    def full_reason(self) -> str | None:
+        """Return the reason and the job's judgement in one line, or its silence."""
+        silence = self.silence
+        return str(silence) if silence else super().full_reason
+
+    @property
     def differs(self) -> Difference | None:
         """The keys by which it is a different training than an earlier launch of the run."""
         return difference_of(self.launch.manifest) if self.launch else None
@@ -157,6 +175,8 @@ class StatusRow(LaunchStatus):
         limit = tables.text(_limit(manifest.time_limit if manifest else None, self.granted_limit))
         differs = self.differs.summary() if self.differs else None
         granted = manifest.granted_text if manifest and self.state.is_live else None
+        said = self.full_reason or ""  # no alert says it again
+        alerts = [alert.newest.why for alert in self.alerts if not (said and _says(alert, said))]
         values = {
             "RUN": self.run,
             "LAUNCH": self.number,
@@ -174,7 +194,9 @@ class StatusRow(LaunchStatus):
             "RESTARTS": self.restarts or None,
             "NODELIST": self.nodes,
             "USER": manifest.user if manifest and manifest.user != _me() else None,
-            REASON: "; ".join(filter(None, [self.full_reason, granted, differs, summary(self.damaged)])),
+            REASON: "; ".join(
+                filter(None, [self.full_reason, *alerts, granted, differs, summary(self.damaged)])
+            ),
         }
         return {name: escape(tables.text(value)) for name, value in values.items()}
 
@@ -209,12 +231,20 @@ class StatusRow(LaunchStatus):
             "val_loss": encode(self.progress.validation_loss),
             "tokens_per_second": encode(self.progress.tokens_per_second),
             "eta_seconds": encode(self.eta),
+            "step_seconds": self.progress.pace.interval,
+            "no_step_seconds": self.silence and round(self.silence.seconds, 1),
             "differs": self.differs.to_json() if self.differs else None,
+            "alerts": [alert.to_json() for alert in self.alerts],
             "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
         }
 
 
 _me = functools.cache(user)
+
+
+def _says(alert: Alert, reason: str) -> bool:
+    """Return True if a reason is what an alert is about: the same silence, or the end of the run."""
+    return (alert.first.detector == "no_step" and NO_STEP in reason) or reason in alert.newest.why
 
 
 def _limit(asked: str | None, granted: str | None) -> str | None:
@@ -267,11 +297,28 @@ def collect_status(refs: Sequence[RunRef]) -> list[StatusRow]:
 def _add_progress(item: LaunchStatus) -> StatusRow:
     if item.launch is None:
         return StatusRow.extending(item)
-    events: list[Event] = []
-    with contextlib.suppress(OSError):  # another user's run that may not be read
-        events = newest_events(item.launch, restarted=item.has_restarted)
     transitions, damaged = transitions_of(item.launch, item), find_damaged_checkpoints(item.launch)
-    return StatusRow.extending(item, progress=Progress(events), transitions=transitions, damaged=damaged)
+    progress, alerts = _read_progress(item, item.launch), open_alerts(item.run_dir)
+    return StatusRow.extending(
+        item, progress=progress, transitions=transitions, damaged=damaged, alerts=alerts
+    )
+
+
+def _read_progress(item: LaunchStatus, launch: Launch) -> Progress:
+    with contextlib.suppress(OSError):  # another user's run that may not be read
+        events = newest_events(launch, restarted=item.has_restarted)
+        return Progress(events, read_schedule(launch.paths.config))
+    return Progress()
+
+
+def refresh_progress(rows: Sequence[StatusRow]) -> list[StatusRow]:
+    """Read the progress of running jobs again; no scheduler is asked."""
+    return [
+        replace(row, progress=_read_progress(row, row.launch), alerts=open_alerts(row.run_dir))
+        if row.launch and row.state is State.RUNNING
+        else row
+        for row in rows
+    ]
 
 
 def state_words(launch: Launch | None, status: JobStatus) -> list[str]:

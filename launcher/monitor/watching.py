@@ -37,13 +37,14 @@ def watch(
 
 
 def watch_in_lines(poller: StatusPoller[StatusRow], write: Callable[[StatusRow], str]) -> Snapshot[StatusRow]:
-    """Print a line for each launch, and again whenever its state, its reason or its nodes change."""
+    """Print a line for each launch, and again when its state, reason or nodes change, or it falls silent."""
     printed: dict[Path, tuple[object, ...]] = {}
     with poller:
         while True:
             snapshot = poller.snapshot()
             for row in snapshot.rows:
-                shown = (row.state, row.reason, row.nodes, row.restarts, str(row.chain))
+                is_silent = row.silence is not None
+                shown = (row.state, row.reason, row.nodes, row.restarts, str(row.chain), is_silent)
                 if printed.get(row.directory) != shown:
                     printed[row.directory] = shown
                     print(write(row), flush=True)
@@ -103,7 +104,7 @@ def draw(snapshot: Snapshot[StatusRow], console: Console, interval: float) -> Gr
     table = rich_table(*make_table(rows), [row.state for row in rows], console.width)
     hidden = len(snapshot.rows) - len(rows)
     parts = [Text(f"  and {hidden} more", "dim")] if hidden else []
-    foot = Text(f"every {interval:g} s; Ctrl-C stops watching, not the jobs", "dim")
+    foot = Text(f"asks every {interval:g} s; Ctrl-C stops watching, not the jobs", "dim")
     for line in (head, *below, foot):
         line.truncate(console.width, overflow="ellipsis")
     return Group(head, table, *parts, *below, foot)

@@ -11,14 +11,22 @@ import zipfile
 from pathlib import Path
 
 import slipway.supervisor
+from launcher.config.watch_schema import watch_settings
 from launcher.plan import Container, Plan
 from launcher.rendering.slurm_flags import host_arguments
 from launcher.slurm.notations import limit_seconds
 from slipway.common.node.settings import ChainSettings, ContainerSettings, Settings
 
 _PACKAGE = Path(slipway.supervisor.__file__).parent
-# The modules of slipway/common that the supervisor needs, in the syntax of Python 3.6.
-_FLOOR = ("__init__.py", "common/__init__.py", "common/files.py", "common/node/*.py")
+# The modules beside it that the supervisor needs, in the syntax of Python 3.6.
+_FLOOR = (
+    "__init__.py",
+    "common/__init__.py",
+    "common/backoff.py",
+    "common/files.py",
+    "common/node/*.py",
+    "watch/*.py",
+)
 # The oldest that a zip file can hold.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 _REGULAR_FILE = 0o100644 << 16
@@ -95,6 +103,8 @@ def supervisor_settings(plan: Plan) -> Settings:
         container=None if plan.scheduler == "local" else _container(job.container),
         results=results,
         metrics=f"{results}/{paths.metrics.name}",
+        watch=watch_settings(plan.watch),
+        tell=plan.watch.tell.model_dump(),
     )
 
 

@@ -10,9 +10,8 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher import __version__
 from launcher.errors import escape
@@ -47,8 +46,7 @@ def host() -> str:
     return socket.gethostname()
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """The origin of a launch."""
 
     fields: dict[str, Any]
@@ -85,7 +83,7 @@ def replace_image(origin: Origin, image: str | None) -> Origin:
     """Return the origin with another image, and the digest in its name; the job computes that of a file."""
     match = re.search(r"@(sha256:[0-9a-f]{64})$", image or "")
     digest = match[1] if match else None
-    return replace(origin, fields=origin.fields | {"image": image, "image_digest": digest})
+    return origin._replace(fields=origin.fields | {"image": image, "image_digest": digest})
 
 
 def package_versions() -> dict[str, str]:
@@ -119,8 +117,7 @@ _KEY_LENGTH = 65
 _HEADINGS = ("diff --git ", "@@ ", "GIT binary patch")
 
 
-@dataclass(frozen=True, slots=True)
-class Checkout:
+class Checkout(NamedTuple):
     """The present state of a git checkout.
 
     `dirty` is True if tracked files were changed since the commit, ``None`` if git did not answer. `diff` has

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +20,7 @@ _LEVELS = 3
 _LARGEST_MARKER = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingLaunch:
+class TrainingLaunch(NamedTuple):
     """The newest launch of a run's training that has its configuration."""
 
     paths: LaunchPaths

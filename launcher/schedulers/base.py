@@ -12,8 +12,7 @@ from launcher.slurm.states import Action, State
 from slipway.common.node.marks import JobAttempt, read_attempts
 
 
-@dataclass(frozen=True, slots=True)
-class ChainJobs:
+class ChainJobs(NamedTuple):
     """The statuses of the known jobs of a chain by their ids, in the order of their links.
 
     `numbers` are those of their links, from 1 on; the job of a link between them may be unknown. `current` is

@@ -40,7 +40,7 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
         for job, status in links.jobs.items()
     ]
     index = _find_current(jobs, statuses, attempts, end)
-    links = replace(links, current=numbers[index], jobs=dict(zip(jobs, statuses, strict=True)))
+    links = links._replace(current=numbers[index], jobs=dict(zip(jobs, statuses, strict=True)))
     status = replace(statuses[index], chain=links)
     if status.state is State.PENDING and index:
         before = statuses[index - 1]

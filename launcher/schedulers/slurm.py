@@ -25,7 +25,7 @@ from launcher.slurm.notations import expand_tasks
 from launcher.slurm.questions import JobQuestions
 from launcher.slurm.records import Record, group_by_job, script_of
 from launcher.slurm.states import HELD_STATES, Action, State
-from slipway.common.node.marks import cancelled_at
+from slipway.common.node.marks import cancelled_at, chain_end
 
 # Messages of `sbatch --test-only` about jobs that sbatch itself queues: nodes are drained, busy or too few.
 _WOULD_WAIT = (
@@ -38,8 +38,6 @@ _WOULD_WAIT = (
 
 # Slurm's own default of MaxArraySize, for a configuration without it.
 _DEFAULT_ARRAY = 1001
-
-_ACTION_SECONDS = 60.0
 
 # When jobs without marks ended, by their Slurm's configuration, their launch and their id: Slurm is asked
 # only once, however often a status is shown.
@@ -194,8 +192,7 @@ class SlurmScheduler:
         return _records_of(job_ids, self._questions.queue([job_id.partition("_")[0] for job_id in job_ids]))
 
     def _run(self, command: Sequence[str]) -> Answer:
-        # Longer than a question: an action that is cut short may happen all the same.
-        return self._retry.ask(command, self._environment, timeout=_ACTION_SECONDS)
+        return self._retry.ask(command, self._environment)
 
     def _require_cluster(self) -> None:
         """Refuse to submit to another cluster than the one that the user's shell names."""
@@ -219,10 +216,12 @@ class SlurmScheduler:
 
 
 def _left_no_mark(ref: JobRef, status: JobStatus) -> bool:
-    """Return True if a job ended without marks of its start and of a cancellation."""
+    """Return True if a job ended without marks of its start, of a cancellation and of its chain's end."""
     if not status.state.is_final or status.elapsed not in (None, "00:00:00"):
         return False
-    return not ref.attempts(ref.job_id) and cancelled_at(ref.launch_dir, ref.job_id) is None
+    directory = ref.launch_dir
+    is_marked = ref.attempts(ref.job_id) or cancelled_at(directory, ref.job_id) or chain_end(directory)
+    return not is_marked
 
 
 def _queue_tells_all(ref: JobRef, records: Sequence[Record]) -> bool:

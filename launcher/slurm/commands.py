@@ -2,7 +2,8 @@
 
 Slurm's own commands are patient too: they try for 9 s if no daemon listens, and for MessageTimeout (10 s by
 default) if it does not answer; squeue of a single job does so twice. A dead controller therefore
-gets one more try at most.
+gets one more try at most. Where a site limits the calls of a user (rl_enable), they sleep until the next is
+due, for one or two minutes under the tightest limit known: no time limit here is shorter.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import random
+from typing import NamedTuple
 
 from launcher.errors import NOT_KNOWN, UserError, escape, shortened
 from slipway.common.backoff import double_wait
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_SECONDS = 60.0
+ANSWER_SECONDS = 150.0
 # After this time a warning explains the wait.
 _NOTICE_SECONDS = 3.0
 
@@ -77,8 +79,7 @@ class SchedulerSilent(Unreachable):
     exit_code = NOT_KNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The exit code and the output of a command."""
 
     code: int
@@ -114,11 +115,11 @@ def says_no_slurm(message: str) -> bool:
 
 
 def ask(command: Sequence[str], environment: Mapping[str, str]) -> Answer:
-    """Run one of Slurm's commands once, for a minute; raise Unreachable if it is missing or silent."""
+    """Run one of Slurm's commands once; raise Unreachable if it is missing, or silent."""
     try:
-        return run(command, environment, _TIMEOUT_SECONDS)
+        return run(command, environment, ANSWER_SECONDS)
     except TimeoutError as error:
-        raise Unreachable(f"{command[0]} did not answer within {_TIMEOUT_SECONDS:.0f} s") from error
+        raise Unreachable(f"{command[0]} did not answer within {ANSWER_SECONDS:.0f} s") from error
 
 
 def run(
@@ -182,7 +183,7 @@ class Retry:
 
     first_pause: float = 0.5
     last_start: float = 10.0
-    answer_timeout: float = 20.0
+    answer_timeout: float = ANSWER_SECONDS
     rest: float = 10.0
     run: Run = run
     clock: Callable[[], float] = time.monotonic

@@ -152,7 +152,7 @@ _ACCOUNTING_SECONDS = 10.0
 _OLDEST_SUBMISSION = timedelta(days=7)
 
 # Without `--all` squeue leaves out the jobs of hidden partitions.
-_SQUEUE = ("squeue", "--all", "--noheader", "--states=all", f"--Format={records.SQUEUE_FORMAT}")
+_SQUEUE = ("squeue", "--all", "--local", "--noheader", "--states=all", f"--Format={records.SQUEUE_FORMAT}")
 _DELIMITER = f"--delimiter={records.SEPARATOR}"
 _SACCT = ("sacct", "--noheader", "--parsable2", _DELIMITER, "--allocations", "--duplicates")
 
@@ -179,7 +179,7 @@ class JobQuestions:
     def outputs(self, job_ids: Sequence[str]) -> dict[str, str]:
         """Return the files that jobs in the queue write their output to; a % in them may be doubled."""
         fields = f"JobArrayID:{records.SEPARATOR},StdOut:{records.SEPARATOR}"
-        command = ["squeue", "--all", "--noheader", "--states=all", f"--Format={fields}"]
+        command = ["squeue", "--all", "--local", "--noheader", "--states=all", f"--Format={fields}"]
         command.append(f"--jobs={','.join(job_ids)}")
         rows = (
             line.split(records.SEPARATOR)
@@ -202,7 +202,7 @@ class JobQuestions:
         environment = {**self._environment, "SLURM_TIME_FORMAT": "%s"}
         parents = sorted({job_id.partition("_")[0] for job_id in job_ids})
         fields = f"JobArrayID:{records.SEPARATOR},EndTime:{records.SEPARATOR}"
-        queue = ["squeue", "--all", "--noheader", "--states=all", f"--Format={fields}"]
+        queue = ["squeue", "--all", "--local", "--noheader", "--states=all", f"--Format={fields}"]
         queue += [f"--jobs={part}" for part in _parts(parents)[:1]]
         ends = parse_ends(self._retry.ask(queue, environment).stdout)
         missing = [job_id for job_id in parents if job_id not in ends]

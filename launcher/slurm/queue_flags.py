@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from slipway.common.sections import one_line
+from slipway.common.section_types import one_line
 
 
 def as_text(value: Any) -> Any:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.config.late_stages import CommandConfig
 from launcher.config.schema import ClusterConfig, RunConfig
-from launcher.config.stage_schema import CommandConfig
 from launcher.errors import literal, setting_error
 from launcher.plan import Job, Payload
 from launcher.stages.common import (

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.config.late_stages import ConversionConfig
 from launcher.config.schema import RunConfig
-from launcher.config.stage_schema import ConversionConfig
 from launcher.errors import literal, setting_error
 from launcher.plan import Job
 from launcher.runs.trained import checkpoints_of

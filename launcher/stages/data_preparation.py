@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.config.late_stages import DataPreparationConfig
 from launcher.config.schema import RunConfig
-from launcher.config.stage_schema import DataPreparationConfig
 from launcher.errors import setting_error
 from launcher.plan import Job, Queue
 from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
@@ -68,7 +68,7 @@ def _plan(run: StageRun, preparation: DataPreparationConfig) -> Job:
     job = stage_job(
         run,
         resources(cluster, preparation.run, nodes=1, tasks=1),
-        replace(payload, array_key="--task" if _is_array(preparation) else None),
+        payload._replace(array_key="--task" if _is_array(preparation) else None),
         cluster=cluster,
         variables=cpu_environment(run),
         readable=readable,

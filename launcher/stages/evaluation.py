@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.config.late_stages import EvaluationConfig
 from launcher.config.schema import RunConfig, parse
-from launcher.config.stage_schema import EvaluationConfig, TrainerNode
+from launcher.config.stage_schema import TrainerNode
 from launcher.errors import UserError, setting_error
 from launcher.plan import Job
 from launcher.runs.paths import LaunchPaths

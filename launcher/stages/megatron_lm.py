@@ -32,7 +32,7 @@ from launcher.stages.megatron_lm_model import (
 )
 from launcher.stages.names_and_paths import check_path
 from launcher.stages.stage import Engine, StageRun, refuse_resume
-from slipway.common.sections import ModelType
+from slipway.common.section_types import ModelType
 
 # NeMo's schedules, and the curve of Megatron-LM that each is after its warm-up.
 _DECAY = {

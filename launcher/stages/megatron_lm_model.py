@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from launcher.errors import UserError, literal, setting_error
-from slipway.common.sections import ModelType
+from slipway.common.section_types import ModelType
 
 # An option and its value: None leaves it out, and a tuple gives it several values, or none.
 Option = tuple[str, object]

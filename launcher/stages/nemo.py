@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import RunConfig
-from launcher.config.stage_schema import ConversionConfig, TrainingConfig
+from launcher.config.stage_schema import TrainingConfig
 from launcher.errors import UserError, literal, setting_error
 from launcher.plan import Job, Payload
 from launcher.stages.checkpoint_source import directory_of
@@ -22,6 +21,9 @@ from launcher.stages.common import (
 )
 from launcher.stages.names_and_paths import check_path
 from launcher.stages.stage import Engine, StageRun, refuse_resume
+
+if TYPE_CHECKING:
+    from launcher.config.late_stages import ConversionConfig
 
 _SCRIPTS = "examples/nlp/language_modeling"
 
@@ -163,7 +165,7 @@ def nemo_conversion_job(
     return stage_job(
         run,
         request_gpu_per_task(requested),
-        replace(payload, python_path=(root, *payload.python_path)),
+        payload._replace(python_path=(root, *payload.python_path)),
         engine="nemo",
         readable=readable,
         stage_config={"conversion": node},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +12,16 @@ from launcher.config.schema import RunConfig
 from launcher.config.secrets import check_secrets
 from launcher.errors import UserError, setting_error
 from launcher.plan import Plan
-from launcher.stages.command import COMMAND
-from launcher.stages.conversion import CONVERSION
-from launcher.stages.data_preparation import DATA_PREPARATION
-from launcher.stages.evaluation import EVALUATION
 from launcher.stages.stage import Stage, StageRun
-from launcher.stages.training import TRAINING
-from launcher.stages.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from launcher.stages.image import ImageWork
 
-_STAGES: Mapping[str, Stage[Any]] = {
-    stage.name: stage for stage in (DATA_PREPARATION, TRAINING, CONVERSION, EVALUATION, WORKSPACE, COMMAND)
-}
+
+def _stage(name: str) -> Stage[Any]:
+    """Return the stage that its module declares, which is imported for a launch of it."""
+    stage: Stage[Any] = getattr(import_module(f"launcher.stages.{name}"), name.upper())
+    return stage
 
 
 def split_by_stage(config: RunConfig) -> list[RunConfig]:
@@ -61,7 +58,7 @@ def outputs_of(configs: Iterable[RunConfig]) -> Iterator[Path]:
 
 def find_stage(config: RunConfig) -> Stage[Any]:
     (name,) = config.stages
-    return _STAGES[name]
+    return _stage(name)
 
 
 def _split(config: RunConfig) -> Iterable[RunConfig]:
@@ -84,7 +81,7 @@ def _single_stage_config(config: RunConfig, position: int) -> RunConfig:
     """
     before, name = config.stages[:position], config.stages[position]
     earlier: dict[str, Any] = dict.fromkeys(STAGES) | {stage: getattr(config, stage) for stage in before}
-    stage = _STAGES[name]
+    stage = _stage(name)
     node = stage.follow(stage.node(config), config.model_copy(update=earlier))
     return config.model_copy(update={**dict.fromkeys(STAGES), "stages": [name], name: node})
 
@@ -92,7 +89,7 @@ def _single_stage_config(config: RunConfig, position: int) -> RunConfig:
 def _check_order(config: RunConfig) -> None:
     stages, setting = config.stages, f"stages=[{','.join(config.stages)}]"
     for stage in stages:
-        why = _STAGES[stage].alone
+        why = _stage(stage).alone
         if why is not None:
             raise setting_error(f"{setting}: {why}", hint=f"by itself: stages=[{stage}]")
     if len(set(stages)) < len(stages):
@@ -146,4 +143,5 @@ def plan_launch(config: RunConfig, *, number: int, tag: str, work: ImageWork | N
         slurm_conf=run.config.cluster.slurm_conf,
         job=stage.job(run),
         assumptions=run.config.estimates,
+        watch=run.config.watch,
     )

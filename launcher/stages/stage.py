@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from launcher.config.schema import ClusterConfig, NumaMapping, RunConfig, parse
 from launcher.config.stage_schema import (
@@ -33,8 +33,7 @@ _OF_THE_LAUNCH = ("scheduler", "slurm_conf", "engine", "container")
 _MAPPINGS = ("env_vars", "env_expand", "sbatch", "spank", "gpu_types")
 
 
-@dataclass(frozen=True, slots=True)
-class StageRun:
+class StageRun(NamedTuple):
     """One launch of a stage, prepared for the function that plans its job.
 
     `config` has the cluster as `stage_cluster` changes it for the stage, `node` is the stage's own `run`.
@@ -62,8 +61,7 @@ def section(run: StageRun) -> dict[str, Any]:
     return dict(run.config.model_dump(include={run.stage}, exclude={run.stage: {"run"}})[run.stage])
 
 
-@dataclass(frozen=True, slots=True)
-class Stage(Generic[Node]):
+class Stage(NamedTuple, Generic[Node]):
     """One stage of those that `stages` names; `model` is its node in the configuration.
 
     `plan` plans the job of a launch, before `add_environment`. `split` returns a configuration for each job
@@ -99,8 +97,7 @@ class Stage(Generic[Node]):
         return replace(job, every=getattr(node, "every", None))
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(NamedTuple):
     """A program that trains.
 
     `configure` completes the configuration of a launch, or refuses keys that the program has no option for.
@@ -125,6 +122,7 @@ def refuse_resume(config: RunConfig, resume: ResumeNode) -> None:
 
 def prepare(stage: str, node: RunConfigNode, config: RunConfig, number: int) -> StageRun:
     """Prepare a launch of a stage; raise UserError if its names or its changes to the cluster are wrong."""
+    _check_tell(config)
     cluster = stage_cluster(config, stage)
     paths = launch_paths(stage, node, cluster, number)
     return StageRun(stage, config.model_copy(update={"cluster": cluster}), node, paths)
@@ -230,6 +228,29 @@ def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
         if name in job.environment:
             raise setting_error(f"{key}: env_vars.{name} is set too", hint=f"env_vars.{name}=null")
     return by_name
+
+
+def _check_tell(config: RunConfig) -> None:
+    """Refuse ways to tell people that cannot work.
+
+    Raises
+    ------
+    UserError
+        If a mail has no address, or a path cannot be one.
+    """
+    tell = config.watch.tell
+    for key, path in tell.files().items():
+        check_path(path, key)
+    if tell.mail.server is not None:
+        for key, value in (("to", tell.mail.to), ("sender", tell.mail.sender)):
+            if not value:
+                key = f"watch.tell.mail.{key}"
+                raise setting_error(
+                    f"{key} is not set, and watch.tell.mail.server is", hint=f"{key}=me@site.org"
+                )
+    if tell.webhook.style == "pagerduty" and tell.webhook.url_file and not tell.webhook.key_file:
+        key = "watch.tell.webhook.key_file"
+        raise setting_error(f"{key} is not set: PagerDuty needs a routing key", hint=f"{key}=FILE")
 
 
 def _mpi(job: Job, config: RunConfig) -> str | None:

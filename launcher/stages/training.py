@@ -14,11 +14,8 @@ from launcher.config.stage_schema import TrainerNode, TrainingConfig
 from launcher.errors import Mistakes, UserError, literal, setting_error
 from launcher.plan import Chain, Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
-from launcher.runs.trained import checkpoints_of
 from launcher.slurm.notations import parse_time_limit
 from launcher.stages.common import environment, resources, stage_job, trainer_payload
-from launcher.stages.megatron_lm import MEGATRON_LM
-from launcher.stages.nemo import NEMO
 from launcher.stages.stage import Engine, Stage, StageRun, training_paths
 from slipway.arithmetic.gpus import trainer_rows
 
@@ -31,7 +28,7 @@ def plan_training(run: StageRun, training: TrainingConfig) -> Job:
     config, paths = run.config, run.paths
     _check_range(config)
     trainer = parse(TrainerNode, training.trainer, "training.trainer")
-    written, engine = launch_config(config, training, paths), _ENGINES[config.engine]
+    written, engine = launch_config(config, training, paths), _find_engine(config.engine)
     requested = _training_resources(config, training, trainer)
     job = stage_job(
         run,
@@ -75,7 +72,7 @@ def reads_data_dir(config: RunConfig, written: Mapping[str, Any]) -> bool:
     model = written["model"]
     if model["data"].get("data_impl") != "mock":
         return True
-    rest = {name: value for name, value in model.items() if name not in _ENGINES[config.engine].unread}
+    rest = {name: value for name, value in model.items() if name not in _find_engine(config.engine).unread}
     return config.data_dir in str([{**written, "model": rest}, config.env_vars])
 
 
@@ -100,7 +97,7 @@ def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPath
     if nodes is not None:
         trainer["num_nodes"], _ = nodes
     written = {"run": dict(training.run), "trainer": trainer, "exp_manager": exp_manager, "model": model}
-    return _ENGINES[config.engine].configure(config, training, written)
+    return _find_engine(config.engine).configure(config, training, written)
 
 
 def _node(parent: dict[str, Any], name: str, path: str) -> dict[str, Any]:
@@ -207,10 +204,25 @@ def _environment(
 
 # It needs no tokenizer for data that it makes up.
 _OURS = Engine(_configure, _payload, _environment, unread=("data", "tokenizer"))
-_ENGINES: Mapping[str, Engine] = {"megatron": _OURS, "nemo": NEMO, "megatron_lm": MEGATRON_LM}
+
+
+def _find_engine(name: str) -> Engine:
+    """Return an engine; the modules of others are not imported."""
+    if name == "nemo":
+        from launcher.stages.nemo import NEMO
+
+        return NEMO
+    if name == "megatron_lm":
+        from launcher.stages.megatron_lm import MEGATRON_LM
+
+        return MEGATRON_LM
+    return _OURS
 
 
 def _writes(config: RunConfig, training: TrainingConfig) -> tuple[Path, ...]:
+    # Imported late: for a stage after the training.
+    from launcher.runs.trained import checkpoints_of
+
     checkpoints = checkpoints_of(dict(training), training_paths(config, training))
     return Path(training.run.results_dir), checkpoints
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.config.late_stages import WorkspaceConfig
 from launcher.config.overrides import recipe_and_flavor
 from launcher.config.schema import RunConfig
-from launcher.config.stage_schema import WorkspaceConfig
 from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
 from launcher.runs.paths import PACKAGE, LaunchPaths
 from launcher.stages.common import gpus_as_requested

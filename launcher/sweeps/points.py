@@ -19,13 +19,12 @@ from hydra.errors import HydraException
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gate import check_drafts, convert_to_mistakes
 from launcher.config.compose import BatchComposer, Composition, list_options
-from launcher.config.overrides import GROUPS, hydra_value, is_text, parse_override
+from launcher.config.overrides import GROUPS, WORKSPACE, hydra_value, is_text, parse_override
 from launcher.config.schema import RunConfig
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import Mistakes, UserError, escape, setting_error
 from launcher.plan import Plan
 from launcher.runs.paths import LAUNCHES
-from launcher.stages.workspace import STAGE as WORKSPACE
 
 _logger = logging.getLogger(__name__)
 

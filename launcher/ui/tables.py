@@ -22,6 +22,7 @@ Cell = str | tuple[str, str]
 Line = tuple[tuple[str, str], ...]
 
 REASON = "REASON"
+NO_STEP = "no new step"  # how the reason of a job begins that runs, and whose training is silent
 # The columns that a narrow terminal leaves out, the most dispensable first.
 _DROPPED_FIRST = (
     "NODES×TASKS",
@@ -54,6 +55,10 @@ _COLOURS = {
 def colour(state: State) -> str:
     """Return the rich style of a state; every bad end is red."""
     return _COLOURS.get(state, "bold red")
+
+
+def _style(state: State, reason: str) -> str:
+    return "bold yellow" if state is State.RUNNING and reason.startswith(NO_STEP) else colour(state)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State]) -> None:
@@ -91,7 +96,8 @@ def rich_table(
     for index in indices:
         table.add_column(columns[index].lower(), no_wrap=True)
     for row, state in zip(short, states, strict=True):
-        cells = [Text(row[index], colour(state) if columns[index] == "STATE" else "") for index in indices]
+        style = _style(state, row[-1])
+        cells = [Text(row[index], style if columns[index] == "STATE" else "") for index in indices]
         table.add_row(*cells)
     return table
 
@@ -131,7 +137,7 @@ def reasons(rows: Sequence[Sequence[str]], states: Sequence[State]) -> list[Text
         if row[-1] != UNKNOWN:
             runs_by_reason.setdefault((state, row[-1]), []).append(row[0])
     return [
-        Text.assemble(f"  {join_first(runs)} ", (f"{state.value} ", colour(state)), (reason, "dim"))
+        Text.assemble(f"  {join_first(runs)} ", (f"{state.value} ", _style(state, reason)), (reason, "dim"))
         for (state, reason), runs in runs_by_reason.items()
     ]
 

@@ -1,7 +1,5 @@
 """Waits between attempts that double, so that a service that fails is asked less and less often."""
 
-from __future__ import annotations
-
 import math
 
 # 2.0 to the power of more may be no number.

@@ -8,6 +8,7 @@ from typing import Any
 
 from slipway.common import sections
 from slipway.common.errors import UserError
+from slipway.common.section_types import load as load_section
 
 ROOT = "data_preparation"
 
@@ -74,7 +75,7 @@ def read(config: Mapping[str, Any]) -> Preparation:
     work_dir = config.get("work_dir") or f"{config.get('output_prefix')}.work"
     node = {**config, "work_dir": work_dir}
     node.pop("run", None)
-    preparation = sections.load(Preparation, node, ROOT)
+    preparation = load_section(Preparation, node, ROOT)
     source = preparation.tokenizer
     if (source.vocab_url is None) != (source.merges_url is None):
         raise UserError(f"{ROOT}.tokenizer: vocab_url and merges_url are needed together")

@@ -5,7 +5,7 @@ The decisions are in `slipway.supervisor.chain`; this carries them out. Nothing 
 """
 
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.settings import SLURM
@@ -77,8 +77,11 @@ class Link:
 
     def end(
         self, code: int, hosts: Sequence[str], signalled: Optional[str], verdict: Optional[Verdict] = None
-    ) -> None:
-        """Judge how the link ended, leave its mark, and submit the next link if `begin` could not."""
+    ) -> Tuple[Ending, bool]:
+        """Judge how the link ended, leave its mark, and submit the next link if `begin` could not.
+
+        Return the judgement, and True if a next link may go on.
+        """
         job = self._job
         fields = dict(self.fields(), exit_code=code, ended=int(time.time()), signal=signalled)
         job.leave(marks.ENDED, fields)  # should Slurm not answer in time
@@ -108,10 +111,10 @@ class Link:
         fields.update(judged_fields, state="CANCELLED" if facts.state == "CANCELLED" else state)
         fields.update(fields_of(ending))
         job.leave(marks.ENDED, fields)
-        self._go_on(step, ending)
+        return ending, self._go_on(step, ending)
 
-    def _go_on(self, step: Transition, ending: Ending) -> None:
-        """Prepare what follows this link, or keep it from running."""
+    def _go_on(self, step: Transition, ending: Ending) -> bool:
+        """Prepare what follows this link, or keep it from running; return True if a next one may go on."""
         is_over = step.phase is Phase.OVER
         self._job.say(f"{ending.verdict}: {ending.why}" if is_over else ending.why)
         not_submitted = "the chain ends here: its next link could not be submitted"
@@ -119,12 +122,14 @@ class Link:
         if not is_over and 1 < self._chain.links <= self._job.link:
             self._job.say(f"the chain ends here: it was to have {self._chain.links} links")
         self._dependents.wait_for_repeated()
-        if not is_over and self.later.may_exist():
+        goes_on = not is_over and self.later.may_exist()
+        if goes_on:
             self._tell_dependents(also_late_ones=True)
         elif ending.verdict != "done":
             self._dependents.cancel(ending.why)
         if ending.verdict == "done":
             self._tidy()  # for whoever reads its checkpoints next
+        return goes_on
 
     def hooks(self) -> List[Hook]:
         """Return the hooks for other stages."""

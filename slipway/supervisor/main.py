@@ -255,7 +255,11 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
         link.later.abandon()
         raise Leave(f"saves nothing and leaves no word of its end: {why}", code=1)
     with job.best_effort("how it ended is not known"):
-        link.end(code, hosts, signals.first, termination.verdict)
+        ending, goes_on = link.end(code, hosts, signals.first, termination.verdict)
+        if hosts and ending.rule != "ended_by_user":
+            from slipway.supervisor.watching import tell_end
+
+            tell_end(job, ending, goes_on)
     return code
 
 

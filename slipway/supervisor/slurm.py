@@ -1,6 +1,8 @@
 """Slurm's commands as a job calls them: each with a time-out, and without exceptions.
 
-Questions have ``--all``: without it Slurm shows users nothing of a hidden partition.
+Questions have ``--all``: without it Slurm shows users nothing of a hidden partition; and ``--local``, which
+saves a call about federations. Where a site limits a user's calls (rl_enable), commands sleep until the next
+is due, for a minute under the tightest limit known: the time limits here are longer.
 
 If Slurm does not answer, the result is ``None`` or an empty text: the training goes on without.
 """
@@ -17,8 +19,8 @@ from slipway.common.node.settings import SUBMISSION_LOG
 from slipway.common.node.slurm_states import plain_word
 from slipway.supervisor.job import Job
 
-_QUESTION_SECONDS = 20
-_ACTION_SECONDS = 30
+_QUESTION_SECONDS = 75
+_ACTION_SECONDS = 75
 _SUBMISSION_SECONDS = 120
 # A signal to the whole job may end a question before it is answered.
 _ATTEMPTS = 3
@@ -117,11 +119,11 @@ class Slurm:
 
     def show_job(self, job_id: str) -> Optional[JobRecord]:
         """Return the controller's record of a job; ``None`` if it has none or does not answer."""
-        answer = self._ask(["scontrol", "--all", "show", "job", "--oneliner", job_id])
+        answer = self._ask(["scontrol", "--all", "--local", "show", "job", "--oneliner", job_id])
         fields: Dict[str, str] = {}
         record = answer.output
         if len(re.findall(_STATE, record)) > 1:  # the job's name, which precedes them, may look like fields
-            job_name = self._ask(["squeue", "--noheader", "--states=all", "--format=%j", "--jobs=" + job_id])
+            job_name = self._squeue("--states=all", "--format=%j", "--jobs=" + job_id)
             if job_name.code == 0:
                 record = record.partition(f" JobName={job_name.output.rstrip()} ")[2]
         state = re.search(_STATE, record)
@@ -153,8 +155,7 @@ class Slurm:
 
     def squeue_state(self, job_id: str) -> str:
         """Return the state of a job as squeue knows it; empty where it does not answer."""
-        command = ["squeue", "--all", "--noheader", "--states=all", "--format=%T", "--jobs=" + job_id]
-        answer = self._ask(command)
+        answer = self._squeue("--states=all", "--format=%T", "--jobs=" + job_id)
         return answer.output.strip() if answer.code == 0 else ""
 
     def down_nodes(self, hosts: Sequence[str]) -> List[str]:
@@ -180,8 +181,7 @@ class Slurm:
         return _jobs_by_link(answer.output, tag) if answer.code == 0 else None
 
     def _queue(self) -> Answer:
-        command = ["squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%A|%T|%E|%o"]
-        return self._run(command, _ACTION_SECONDS)
+        return self._squeue(f"--user={os.getuid()}", "--format=%A|%T|%E|%o")
 
     def test_only(self, exclude: str) -> Answer:
         """Ask whether this launch's script could start without some nodes; code 0 is yes."""
@@ -210,6 +210,10 @@ class Slurm:
         """Cancel jobs, all at once: a Slurm that does not answer is waited for once."""
         return self._run(["scancel", *job_ids], _ACTION_SECONDS).code == 0
 
+    def hold(self, job_ids: Sequence[str]) -> bool:
+        """Hold jobs that wait, so that their owner can release them."""
+        return self._run(["scontrol", "uhold", ",".join(job_ids)], _ACTION_SECONDS).code == 0
+
     def update_excluded(self, job_ids: Sequence[str], nodes: str) -> bool:
         """Keep jobs that wait off some nodes, in place of those that they were kept off before."""
         command = ["scontrol", "update", "JobId=" + ",".join(job_ids), "ExcNodeList=" + nodes]
@@ -222,12 +226,15 @@ class Slurm:
 
     def kill_steps(self) -> None:
         """Kill the job's tasks on all nodes: at the job's own end they would get a signal, and save."""
-        command = ["squeue", "--all", "--noheader", "--steps", "--format=%i", "--jobs=" + self.job_id]
-        steps = [step for step in self._ask(command).output.split() if re.search(r"\.[0-9]+$", step)]
+        output = self._squeue("--steps", "--format=%i", "--jobs=" + self.job_id).output
+        steps = [step for step in output.split() if re.search(r"\.[0-9]+$", step)]
         if steps:  # the script is a step as well
             self._run(["scancel", "--signal=KILL", *steps], _ACTION_SECONDS)
 
     # --- how ---
+
+    def _squeue(self, *options: str) -> Answer:
+        return self._ask(["squeue", "--all", "--local", "--noheader", *options])
 
     def _ask(self, command: Sequence[str]) -> Answer:
         answer = Answer(None, "", "")

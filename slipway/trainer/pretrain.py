@@ -135,8 +135,12 @@ def _train(
         from slipway.trainer.loop.session import open_session
         from slipway.trainer.loop.startup_report import startup_report
         from slipway.trainer.loop.stopping import REASONS, Stopping
+        from slipway.trainer.model.kernels import use_ordered_kernels
 
-    with process_group(process.world, settings.accelerator, settings.timeouts) as device:
+    with (
+        process_group(process.world, settings.accelerator, settings.timeouts) as device,
+        use_ordered_kernels(device),
+    ):
         process.peers = failures.Peers.introduce()
         rank_context = make_rank_context(process.world, layout, device, settings.timeouts)
         with lock_directory(settings, rank_context) as lock:

@@ -169,9 +169,9 @@ def no_gathering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "gathering.paths._why_lost",
         "gathering.paths.find_local_paths",
         "gathering.paths.room_at",
-        "gate.scheduler_for",
     ):
         monkeypatch.setattr(f"launcher.checks.{name}", look)
+    monkeypatch.setattr("launcher.schedulers.scheduler_for", look)
 
 
 ESTIMATE = ["check", "training=gpt3/5b", "--estimate"]

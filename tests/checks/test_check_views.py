@@ -250,7 +250,7 @@ def test_a_long_name_ends_within_the_picture_and_beside_the_legend(
     monkeypatch.setattr("launcher.cli.estimate_views.write_picture", keep_figure)
     name = "40b_h100_precbf16_nodes16_cp1_tp8_pp4_vp12_gbs32_mbs1_ckptNone_seq65536_mmap"
     assumed = CountedGpu(A100.gpu, "assumed: cluster.gpu is null", is_assumed=True)
-    stages = replace(memory(stage(0, 60), stage(1, 90)), counted=assumed)
+    stages = memory(stage(0, 60), stage(1, 90))._replace(counted=assumed)
     write_figure(tmp_path / "memory.png", name, stages)
     (figure,) = figures
     figure.canvas.draw()

@@ -368,7 +368,7 @@ def test_an_array_of_a_preparation_fits_into_the_cluster() -> None:
 
     def array_plan(number: int) -> Plan:
         queue = replace(plan.job.queue, further={"array": f"0-{number - 1}"})
-        payload = replace(plan.job.payload, array_key="--task")
+        payload = plan.job.payload._replace(array_key="--task")
         return replace(plan, job=replace(plan.job, queue=queue, payload=payload))
 
     assert cluster_findings(array_plan(8), small) == []

@@ -15,7 +15,7 @@ import pytest
 from launcher.checks import rules
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Check, Severity
-from launcher.checks.gate import GATHERERS, LOOKING_GATHERERS
+from launcher.checks.gate import GATHERERS, looking_gatherers
 from launcher.checks.gathering.host import supervisor_python_problem, trainer_verdicts
 from launcher.checks.registry import CHECKS, require_known, run_checks
 from launcher.errors import UserError
@@ -98,7 +98,7 @@ def test_each_check_of_a_module_is_in_its_tuple() -> None:
 def test_each_fact_is_gathered_by_a_function_of_its_type() -> None:
     types = get_type_hints(Facts)
     asked_otherwise = {"trainer_verdict": trainer_verdicts, "supervisor_python": supervisor_python_problem}
-    asked = [*GATHERERS.items(), *LOOKING_GATHERERS.items()]
+    asked = [*GATHERERS.items(), *looking_gatherers().items()]
     assert types.keys() - {field for field, _ in asked} == {"array_tasks", "submission"}
     for field, ask in asked:
         find = asked_otherwise.get(field, inspect.unwrap(ask))

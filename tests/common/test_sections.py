@@ -13,13 +13,14 @@ import yaml
 
 from slipway.common import sections
 from slipway.common.errors import UserError
+from slipway.common.section_types import load
 
 CONF = Path(__file__).parents[2] / "conf"
 PLACES: dict[str, Any] = {"inputs": ["a.txt"], "output_prefix": "/o", "tokenizer_dir": "/t", "work_dir": "/w"}
 
 
 def preparation(**changes: Any) -> sections.DataPreparation:
-    return sections.load(sections.DataPreparation, {**PLACES, **changes}, "data_preparation")
+    return load(sections.DataPreparation, {**PLACES, **changes}, "data_preparation")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_values_have_the_forms_of_their_types() -> None:
     assert [entry.to_config() for entry in node.filters] == ["regex", model]
     assert (node.deduplicate.minhash, node.splits) == (sections.MinHash(), {"train": 1.0})
     assert (node.tasks, node.pattern, node.output_prefix) == (3, "*", Path("/o"))
-    node = sections.load(sections.Evaluation, {"step": 4, "lm_eval": {"tasks": "a", "limit": 20.0}}, "")
+    node = load(sections.Evaluation, {"step": 4, "lm_eval": {"tasks": "a", "limit": 20.0}}, "")
     assert (node.step, node.lm_eval.tasks, repr(node.lm_eval.limit)) == ([4], ["a"], "20")
 
 

@@ -503,7 +503,7 @@ def test_engine_of_an_image_is_reported(tag: str, engine: str, status: Severity)
     line = engine_line(contents, engine)
     assert (line.id, line.severity) == ("image.engine", status)
     assert (line.fix is None) is (status is Severity.OK)
-    assert engine_line(replace(contents, is_certain=False), engine).severity in (
+    assert engine_line(contents._replace(is_certain=False), engine).severity in (
         Severity.OK,
         Severity.WARNING,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
+from slipway.common.node.events import Train, Validation
 from slipway.common.node.marks import link_jobs
+from slipway.common.node.tensorboard import TAGS, TensorboardReader
 from tests.chains.recorded_directories import entries, installed_versions, write_recording
 from tests.megatron_lm.conftest import CPU, HERE, MegatronLm
 
@@ -105,6 +108,8 @@ def launch(megatron_lm: MegatronLm, sandbox: Sandbox, tmp_path: Path) -> Launch:
         f"env_vars.PYTHONPATH='{':'.join(map(str, CPU))}'",
         "env_vars.CUDA_DEVICE_MAX_CONNECTIONS='1'",  # Megatron-LM asks for it; on a CPU we do not set it
         "env_vars.HF_HUB_OFFLINE='1'",
+        # Python 3.11 pickles the options' enumerations as calls, which torch.load refuses since 2.6.
+        "env_vars.TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD='1'",
     ]
 
     def call(*overrides: str) -> Path:
@@ -148,6 +153,12 @@ def test_signal_saves_and_next_link_continues(launch: Launch, sandbox: Sandbox, 
         wait_until(lambda: steps(first_launch, second) or end_mark(first_launch, second))
         assert not end_mark(first_launch, second), log_of(first_launch, second)[-4000:]
         assert steps(first_launch, second)[0] == (saved_iteration + 1, 32 * (saved_iteration + 1))
+        follow = [SLIPWAY, "follow", run]
+        with subprocess.Popen(follow, env=environment, stdout=subprocess.PIPE, text=True) as following:
+            assert following.stdout is not None
+            text = "".join(itertools.takewhile(lambda line: "tokens/s" not in line, following.stdout))
+            following.terminate()
+        assert "the trainer started" in text and f"resumed from step {saved_iteration}" in text, text
     finally:
         jobs = link_jobs(first_launch)
         if jobs:
@@ -224,3 +235,31 @@ def test_a_t5_trains_and_the_next_launch_continues(
         assert "COMPLETED" in result.stdout, result.stdout[-4000:] + result.stderr
         logged_steps = steps(run / "launches" / str(number), "*")
         assert logged_steps == [(step, 32 * step) for step in range(before + 1, last + 1)]
+        check_views(run, sandbox, before, last)
+
+
+def check_views(run: Path, sandbox: Sandbox, before: int, last: int) -> None:
+    """The verbs that show a training's steps read them from Megatron-LM's lines."""
+
+    def show(verb: str) -> Any:
+        command = [SLIPWAY, verb, run, "--json"]
+        result = subprocess.run(
+            command, env=sandbox.environment(), capture_output=True, text=True, timeout=120, check=False
+        )
+        return json.loads(result.stdout)
+
+    (status,) = show("status")
+    assert (status["state"], status["step"], status["max_steps"]) == ("COMPLETED", last, last)
+    assert 0 < status["val_loss"] < 20 and 0 < status["loss"] < 20
+    plot = show("plot")
+    assert (plot["step"], plot["max_steps"]) == (last, last) and plot["last_loss"] == status["loss"]
+    assert plot["last_held_out_loss"] == status["val_loss"]
+    checks = {check["name"]: check["verdict"] for check in show("verify")["checks"]}
+    names = ("ended well", "last step", "losses finite", "last step saved")
+    assert {name: checks[name] for name in names} == dict.fromkeys(names, "ok"), checks
+    launch = show("history")[-1]
+    assert (launch["first_step"], launch["step"]) == (before, last), launch
+    events = list(TensorboardReader(run / "newest" / "results", TAGS["megatron_lm"]).stream())
+    assert [event.step for event in events if isinstance(event, Train)] == list(range(before + 1, last + 1))
+    held_out = [event.loss for event in events if isinstance(event, Validation)]
+    assert held_out[-1] == pytest.approx(status["val_loss"], rel=1e-5)

@@ -29,8 +29,9 @@ def runs(tmp_path: Path) -> Runs:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the intervals of all displays and polls."""
-    monkeypatch.setattr(polling.job_poller, "__defaults__", (0.05, 0.3))
-    monkeypatch.setattr(polling.StatusPoller.__init__, "__defaults__", (0.3, 0.5))
+    monkeypatch.setattr(polling.job_poller, "__defaults__", (0.05, 0.3, 0.3))
+    *_, refresh = polling.StatusPoller.__init__.__defaults__ or ()
+    monkeypatch.setattr(polling.StatusPoller.__init__, "__defaults__", (0.05, 0.3, 0.5, refresh))
     monkeypatch.setattr(watching, "_REDRAW_SECONDS", 0.02)
     monkeypatch.setattr(log_reading, "_POLL", 0.02)
     monkeypatch.setattr(LinesView, "interval", 0.02)

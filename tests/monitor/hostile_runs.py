@@ -142,8 +142,25 @@ _BARS = st.builds(
     st.sampled_from(["00:01", "9" * 5000 + ":00", "1:00:00"]),
     odd_texts,
 )
+_NUMBERS = st.sampled_from(["1", "3", "nan", "-inf", "1e999", "-5.0", "9" * 400, "x", "٣"])
+_ITERATIONS = st.builds(
+    lambda time, step, value: (
+        f"[before the start of training step] datetime: {time}\n"
+        f" [{time}] iteration {step}/{step} | consumed samples: {value} | elapsed time per iteration (ms): "
+        f"{value} | global batch size: {value} | lm loss: {value} | grad norm: {value} | "
+        f"number of skipped iterations: {value} | number of nan iterations: {value} |\n"
+        f" validation loss at iteration {step} | lm loss value: {value} | \n"
+        f"loading checkpoint from x at iteration {step}\n"
+        f"successfully saved checkpoint from iteration {step} to x\n"
+        f"[exiting program after receiving SIGX.] datetime: {time}"
+    ),
+    st.sampled_from(["1970-01-01 00:00:16", "9999-99-99 99:99:99.9", "0000-00-00 00:00:00"]),
+    st.sampled_from(["1", "7", "9" * 15, "9" * 5000]),
+    _NUMBERS,
+)
 _LOG_LINES = st.one_of(
     _BARS,
+    _ITERATIONS,
     odd_texts,
     st.sampled_from(["end at step " + "9" * 5000 + ": x", "end at step 3: x"]),
     st.sampled_from(["Traceback (most recent call last):\n  x\nE: \x1b[2J", "\n" * 1000, "srun: error: x"]),
@@ -204,9 +221,20 @@ stages = (
 _ROOT_KEYS = ["training", "cluster", "stages", "container", "env_vars", "base_results_dir", "launcher_dir"]
 _CHECKPOINT = st.builds(Thing, st.just("json"), _object(["step", "serial", "files"])) | junk | special
 
+_SCALARS = st.builds(
+    lambda time, step, tag, value: Thing(
+        "bytes", b"\x09" + time + b"\x10" + step + b"\x2a\x20\x0a\x1e\x0a\x07" + tag + b"\x15" + value
+    ),
+    st.binary(min_size=8, max_size=8),
+    st.sampled_from([b"\x05", b"\xff" * 7 + b"\x7f", b"\xff" * 8 + b"\x7f"]),
+    st.sampled_from([b"lm loss", b"val_loss", b"reduced_train_loss"]),
+    st.binary(min_size=4, max_size=4),
+)
+
 # The files of a launch that verbs read, each with the strategy of its content.
 FILES: dict[str, st.SearchStrategy[Thing]] = {
     "results/metrics.jsonl": metrics,
+    "results/events.out.tfevents.1.host": _SCALARS | special,
     **{f"marks/{name}": marks for name in MARKS},
     **{f"marks/{name}": claims for name in CLAIMS},
     "log-job_17.out": logs,

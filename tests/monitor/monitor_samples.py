@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.cli import history, logs, status
+from launcher.cli import history, logs, status, watch
 from launcher.cli.app import VerbParser
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, write_manifest
@@ -159,7 +159,7 @@ def slipway(runs: Runs, *arguments: str) -> int:
     """Run a verb about runs through its parser; return its exit code."""
     parser = VerbParser(prog="slipway")
     subparsers = parser.add_subparsers(required=True)
-    for verb in (status, logs, history):
+    for verb in (status, logs, history, watch):
         verb.add_parser(subparsers)
     args = parser.parse_args([*arguments, "--base-results-dir", str(runs.base)])
     return int(args.run(args) or 0)

@@ -19,7 +19,7 @@ from launcher.monitor.evidence import PATTERNS, find_errors
 from launcher.monitor.progress import Progress
 from slipway.common.node import events, progress_lines
 from slipway.common.node.events import End, Event, EventReader, HeldOut, Start, Train, Validation, parse_event
-from slipway.common.node.progress_lines import NemoReader
+from slipway.common.node.progress_lines import NemoReader, TrainingSizes
 
 SMALL = settings(max_examples=200, deadline=None)
 STEPS = st.integers(0, 12)
@@ -242,12 +242,14 @@ def test_nemos_log_read_in_blocks_gives_the_same_events(
 ) -> None:
     path = log(runs.launch(engine="nemo"))
     path.write_text("words\n" * 3000 + nemo_lines(300) + "\rEpoch 0: :  40%|██  | 301/500 [05:01<")
-    whole = list(NemoReader(path, 2048).stream())
+    whole = list(NemoReader(path, TrainingSizes(None, 32, 64)).stream())
     assert [event.step for event in whole if isinstance(event, Train)] == list(range(1, 301))
     monkeypatch.setattr(progress_lines, "_BLOCK_BYTES", block)
-    reader = NemoReader(path, 2048)
+    reader = NemoReader(path, TrainingSizes(None, 32, 64))
     assert list(reader.stream()) == whole and list(reader.stream()) == []
-    assert events.select_newest(whole, 20) == events.select_newest(NemoReader(path, 2048).stream(), 20)
+    assert events.select_newest(whole, 20) == events.select_newest(
+        NemoReader(path, TrainingSizes(None, 32, 64)).stream(), 20
+    )
 
 
 def test_a_log_without_progress_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 from monitor_samples import COMPLETED, RUNNING, FakeScheduler, Runs, log, slipway
 
 from launcher.monitor.progress import Progress
-from launcher.monitor.readers import tokens_per_step
+from launcher.monitor.readers import training_sizes
 from slipway.common.node.events import Start, Train, Validation
-from slipway.common.node.progress_lines import NemoReader, read_nemo_end
+from slipway.common.node.progress_lines import NemoReader, TrainingSizes
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -40,7 +40,7 @@ def line(step: int, clock: str = "00:10", loss: str = "9.030", validation: str =
 
 
 def test_a_recorded_log_is_read() -> None:
-    events = list(NemoReader(RECORDED, 128).stream())
+    events = list(NemoReader(RECORDED, TrainingSizes(400, 2, 64)).stream())
     starts = [event for event in events if isinstance(event, Start)]
     assert [(start.step, start.max_steps) for start in starts] == [(0, 400)]
     steps = [event.step for event in events if isinstance(event, Train)]
@@ -80,17 +80,17 @@ def test_the_end_of_a_long_log_gives_the_same_progress(tmp_path: Path) -> None:
     path = tmp_path / "log"
     content = "".join(line(step, f"{step // 60:02}:{step % 60:02}") for step in range(1, 3000))
     path.write_text(content + "\n" + "n3: Traceback (most recent call last):\n" * 10_000)
-    progress = Progress(read_nemo_end(path))
+    progress = Progress(NemoReader(path).read_end())
     assert (progress.step, progress.max_steps, progress.loss, progress.steps_per_second) == (
         2999,
         5000,
         9.03,
         1.0,
     )
-    assert len(read_nemo_end(path)) < 200
-    assert read_nemo_end(tmp_path / "none") == [] == list(NemoReader(tmp_path / "none").stream())
+    assert len(NemoReader(path).read_end()) < 200
+    assert NemoReader(tmp_path / "none").read_end() == [] == list(NemoReader(tmp_path / "none").stream())
     path.write_text("no progress yet\n")
-    assert read_nemo_end(path) == []
+    assert NemoReader(path).read_end() == []
 
 
 def test_torn_lines_give_no_wrong_values(tmp_path: Path) -> None:
@@ -131,16 +131,17 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "tokens"),
+    ("text", "sizes"),
     [
-        (CONFIG.format(rampup="null"), 128),
-        (CONFIG.format(rampup="[8, 8, 1000]"), None),  # the batch grows
-        (CONFIG.format(rampup="null").replace("encoder_seq_length", "seq_length_dec"), None),
-        ("", None),
+        (CONFIG.format(rampup="null"), (400, 2, 64)),
+        (CONFIG.format(rampup="[8, 8, 1000]"), (400, None, 64)),  # the batch grows
+        (CONFIG.format(rampup="null").replace("encoder_seq_length", "seq_length_dec"), (400, 2, None)),
+        (CONFIG.format(rampup="null").replace("batch_size: 2", "batch_size: 2x"), (400, None, 64)),
+        ("", (None, None, None)),
     ],
 )
-def test_tokens_of_a_step(tmp_path: Path, text: str, tokens: int | None) -> None:
+def test_sizes_of_a_training(tmp_path: Path, text: str, sizes: tuple[int | None, ...]) -> None:
     path = tmp_path / "x_hydra.yaml"
     path.write_text(text)
-    assert tokens_per_step(path) == tokens
-    assert tokens_per_step(tmp_path / "none") is None
+    assert training_sizes(path) == sizes
+    assert training_sizes(tmp_path / "none") == (None, None, None)

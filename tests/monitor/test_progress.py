@@ -103,7 +103,8 @@ def test_a_validation_across_two_blocks_is_found(monkeypatch: pytest.MonkeyPatch
     line = json.dumps(validation(7, 4.0)).encode() + b"\n"
     for padding in range(2000):
         content = line + b" " * padding + b"\n"
-        (event,) = events.find_last_line(io.BytesIO(content), b'"val_loss"', len(content))
+        found = events.find_last_line(io.BytesIO(content), b'"val_loss"', len(content))
+        (event,) = events.parse_events(found)
         assert isinstance(event, Validation) and event.step == 7, padding
 
 

@@ -154,7 +154,7 @@ def test_first_failed_rank_and_last_step_are_recorded(tmp_path: Path, progress: 
 )
 def test_nemo_that_saved_and_left_is_not_done(tmp_path: Path, line: str, signal: str, expected: int) -> None:
     chain = write_chain(tmp_path)
-    payload = dataclasses.replace(chain.plan.job.payload, save_signal="TERM")
+    payload = chain.plan.job.payload._replace(save_signal="TERM")
     plan = dataclasses.replace(
         chain.plan, job=dataclasses.replace(chain.plan.job, payload=payload, engine="nemo")
     )

@@ -50,7 +50,7 @@ def test_job_record_is_read_from_scontrol(tmp_path: Path, commands: Path) -> Non
     assert slurm(tmp_path).show_job("17") == JobRecord(
         "COMPLETING", "None", "None", True, 2, 86520, 1795747882
     )
-    assert calls(commands, "scontrol") == ["--all show job --oneliner 17"]
+    assert calls(commands, "scontrol") == ["--all --local show job --oneliner 17"]
 
 
 @pytest.mark.parametrize(

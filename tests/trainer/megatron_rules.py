@@ -267,11 +267,6 @@ RULES: tuple[Rule, ...] = (
         lambda gpu: gpu.model.deallocate_pipeline_outputs,
     ),
     Rule(
-        "core/fusions/fused_cross_entropy.py: its gradient is bf16",
-        lambda gpu: gpu.model.cross_entropy_loss_fusion,
-        lambda gpu: gpu.model.bf16,
-    ),
-    Rule(
         "core/optimizer/optimizer.py: an infinite limit clips nothing and has the norm computed",
         always,
         lambda gpu: 0 < gpu.optimizer.clip_grad <= math.inf,

@@ -63,9 +63,6 @@ def main(arguments: list[str]) -> int:
             "interleaved": chunk(
                 settings(**rope, rotary_interleaved=True), rank_context
             ).config.rotary_interleaved,
-            "fused": fused_loss(
-                settings(**rope), settings(**rope, cross_entropy_loss_fusion=True), rank_context
-            ),
             "documents": {
                 f"{backend}, {name}": documents(settings(**changes, attention_backend=backend), rank_context)
                 for backend in ("local", "sdpa")
@@ -75,6 +72,7 @@ def main(arguments: list[str]) -> int:
                 name: masks_kept(settings(**rope, **changes, attention_backend="sdpa"), rank_context)
                 for name, changes in {"plain": {}, "recomputed": FULL}.items()
             },
+            "lengths": lengths(settings(**rope, **FULL, num_query_groups=2), rank_context),
             "groups": repeated_groups(),
             "always masked": [always_masked(settings(attention_dropout=p), rank_context) for p in (0.0, 0.1)],
         }
@@ -99,20 +97,6 @@ def half_positions(settings: Settings, rank_context: Any) -> float:
     return float(chunk(settings, rank_context).rotary_pos_emb.get_freqs_non_repeated(2)[1, 0])
 
 
-def fused_loss(plain: Settings, fused: Settings, rank_context: Any) -> list[float]:
-    """Return the loss without and with the fused cross entropy."""
-    from slipway.trainer.data.batches import GPTBatchBuilder
-
-    losses = []
-    for settings in (plain, fused):
-        model = chunk(settings, rank_context)
-        batch = next(GPTBatchBuilder(304, None, 1, rank_context.device).batches(TwoDocuments(5), [0]))
-        # With precision=32 the trainer does not fuse it, for the sake of its gradient.
-        model.config.cross_entropy_loss_fusion = settings.architecture.loss_fusion
-        losses.append(float(model(**batch.arguments()).mean()))
-    return losses
-
-
 def masks_kept(settings: Settings, rank_context: Any) -> int:
     """Return how many masks of documents a micro batch keeps for its backward pass."""
     from slipway.trainer.data.batches import GPTBatchBuilder, Resets
@@ -134,6 +118,25 @@ def masks_kept(settings: Settings, rank_context: Any) -> int:
         losses = model(**batch.arguments())
     losses.mean().backward()
     return len(places)
+
+
+def lengths(settings: Settings, rank_context: Any) -> dict[str, Any]:
+    """Return the norms of gradients with documents by a mask and by their lengths, recomputed."""
+    from slipway.trainer.data.batches import GPTBatchBuilder, Resets
+    from tests.trainer import variable_lengths
+
+    variable_lengths.register()
+    model = chunk(settings, rank_context)
+    norms, is_mask = [], []
+    for is_by_length in (False, True):
+        resets = Resets(END, True, True, is_by_length)
+        batch = next(GPTBatchBuilder(304, None, 1, rank_context.device, resets).batches(TwoDocuments(1), [0]))
+        is_mask.append(batch.arguments()["attention_mask"].dim() > 1)
+        for parameter in model.parameters():
+            parameter.main_grad.zero_()
+        model(**batch.arguments()).mean().backward()
+        norms.append([float(parameter.main_grad.norm()) for parameter in model.parameters()])
+    return {"norms": norms, "is_mask": is_mask}
 
 
 def repeated_groups() -> float:

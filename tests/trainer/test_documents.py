@@ -24,12 +24,16 @@ class ListedWindows:
 
 
 def batch_of(
-    *rows: list[int], positions: bool = True, attention: bool = True, same_kernel: bool = False
+    *rows: list[int],
+    positions: bool = True,
+    attention: bool = True,
+    lengths: bool = False,
+    same_kernel: bool = False,
 ) -> Any:
     from slipway.trainer.data.batches import GPTBatchBuilder, Resets
 
     batch_builder = GPTBatchBuilder(
-        10, None, len(rows), "cpu", Resets(END, positions, attention, same_kernel)
+        10, None, len(rows), "cpu", Resets(END, positions, attention, lengths, same_kernel)
     )
     return next(batch_builder.batches(ListedWindows(*rows), list(range(len(rows)))))
 
@@ -92,6 +96,24 @@ def test_one_document_needs_no_mask() -> None:
     batch = batch_of([1, 2, 3, END], [4, 5, END, END])
     assert forbidden(batch) is None
     assert batch.positions.tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "begins"),
+    [
+        ([[1, END, 2, 3, 4, 5], [1, 2, 3, 4, END, 5]], [0, 2, 5]),
+        ([[END, END, END, 1, END, 2]], [0, 1, 2, 3]),
+        ([[END] * 31] * 2, range(60)),
+    ],
+)
+def test_bounds_of_documents_end_with_each_window(rows: list[list[int]], begins: Any) -> None:
+    """Single tokens are documents too, and a document never goes on in the next window."""
+    batch = batch_of(*rows, lengths=True)
+    bounds, tokens = batch.arguments()["attention_mask"], len(rows) * (len(rows[0]) - 1)
+    assert str(bounds.dtype) == "torch.int32"
+    assert bounds.tolist() == [*begins, *[tokens] * (len(bounds) - len(begins))]
+    assert len(bounds) == (16 if len(begins) < 16 else 64) > len(begins)
+    assert forbidden(batch_of([1, 2, 3, END], lengths=True)) is None
 
 
 def test_mask_is_always_made_with_attention_dropout() -> None:

@@ -1,4 +1,4 @@
-"""The effects of Llama's keys on a model: rotary positions, the fused loss, documents kept apart."""
+"""The effects of Llama's keys on a model: rotary positions, documents kept apart."""
 
 from __future__ import annotations
 
@@ -54,9 +54,11 @@ def test_positions_are_interpolated_and_pairs_are_neighbours(probe: dict[str, An
     assert probe["interleaved"] is True
 
 
-def test_the_fused_loss_is_the_loss(probe: dict[str, Any]) -> None:
-    plain, fused = probe["fused"]
-    assert fused == pytest.approx(plain, rel=1e-6)
+def test_documents_by_lengths_have_the_gradients_of_those_by_a_mask(probe: dict[str, Any]) -> None:
+    by_mask, by_length = probe["lengths"]["norms"]
+    assert probe["lengths"]["is_mask"] == [True, False]
+    assert min(by_mask) > 1e-6
+    assert by_length == pytest.approx(by_mask, rel=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["local", "sdpa"])

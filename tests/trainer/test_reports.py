@@ -106,8 +106,8 @@ def test_peak_in_fp32_is_without_tensor_cores() -> None:
 
 
 def test_share_of_the_peak_is_printed_where_it_is_known() -> None:
-    line = step_line(1, 2, 3.0, 1e-3, 0.5, 10.0, 0.25, 1.0, 0.4321)
-    assert line.endswith("| 0.25 s/step | MFU 43.2 % | eta 0:01")
+    line = step_line(1, 2, 3.0, 1e-3, 0.5, 10.0, 0.25, 1.0, (0.4321, 0.4))
+    assert line.endswith("| 0.25 s/step | MFU 43.2 %, causal 40.0 % | eta 0:01")
 
 
 def test_memory_on_a_cpu_is_the_resident_memory() -> None:

@@ -49,6 +49,7 @@ def test_loss_falls_and_all_events_are_written(plain: Any) -> None:
     }
     assert start["tokens_per_step"] == 256
     assert start["resumed_from"] is None
+    assert start["attention"] == "sdpa (flash)"
     # 304 x 32 embeddings, 32 x 32 positions, 2 layers of 12 h^2 + 13 h, the last norm's 2 h.
     assert start["parameters"] == 304 * 32 + 32 * 32 + 2 * (12 * 32**2 + 13 * 32) + 2 * 32
     steps = plain.lines("train")
@@ -162,8 +163,12 @@ def test_a_resumed_training_is_bitwise_the_same_with_dropout(trainings: Any) -> 
     checkpoints = half.log_dir / "checkpoints"
     (checkpoints / "megatron_gpt--step=5").mkdir()
     (checkpoints / ".unfinished-megatron_gpt--step=4").mkdir()
+    metrics = half.log_dir / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("sdpa (math)", "sdpa (cudnn)", 1))
     resumed = trainings("halves", DROPOUT)
     assert ended_well(resumed)
+    assert "attention: sdpa (math); when this run began: sdpa (cudnn)" in resumed.stdout[0]
+    assert "when this run began" not in whole.stdout[0]
     assert resumed.curve(*BITWISE) == whole.curve(*BITWISE)
     assert resumed.lines("validation")[-1]["val_loss"] == whole.lines("validation")[-1]["val_loss"]
     assert "step=3" in resumed.lines("start")[1]["resumed_from"]

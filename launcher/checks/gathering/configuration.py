@@ -15,7 +15,6 @@ from launcher.config.secrets import values_of
 from launcher.config.values import AS_WRITTEN
 from launcher.drafting import Draft
 from launcher.plan import REFERENCE
-from launcher.stages.megatron_lm import is_translated
 from launcher.stages.stage import stage_cluster
 
 _NEMO_NODES = ("trainer", "exp_manager", "model")
@@ -45,6 +44,8 @@ def find_added_keys(draft: Draft) -> tuple[str, ...]:
     known, training, job = read_known_keys(draft), draft.composition.config.training, draft.plan.job
     nodes = {name: getattr(training, name) for name in _NEMO_NODES} if known else {}
     if known and training is not None and job.engine == "megatron_lm" and job.config is not None:
+        from launcher.stages.megatron_lm import is_translated
+
         # A key that a check reads is not thereby the engine's.
         config, model_type, known = job.config, training.run.model_type, _shipped_keys()
         return tuple(

@@ -24,7 +24,7 @@ from launcher.checks.gathering.data import (
 )
 from launcher.checks.gathering.images import find_fetched_at_once, find_missing_image
 from launcher.checks.gathering.path_resolver import PathResolver, is_there, is_visible, opened
-from launcher.config.stage_schema import DataPreparationConfig
+from launcher.config.late_stages import DataPreparationConfig
 from launcher.drafting import Draft
 from launcher.errors import did_you_mean, explain_os_error, nearest_files
 from launcher.estimates.values import full
@@ -286,10 +286,12 @@ def find_open_secrets(draft: Draft) -> dict[str, str]:
 
 def find_missing_secrets(resolver: PathResolver) -> tuple[MissingPath, ...]:
     """Return the files of secrets that do not exist, or that the user may not read."""
-    files, lost = resolver.draft.composition.config.env_files, []
+    config, lost = resolver.draft.composition.config, []
+    paths = dict(config.watch.tell.files())
     for variable, path in resolver.plan.job.environment_files.items():
+        paths[f"env_files.{variable}" if variable in config.env_files else "wandb_api_key_file"] = path
+    for key, path in paths.items():
         if (why := _why_lost(path)) is not None:
-            key = f"env_files.{variable}" if variable in files else "wandb_api_key_file"
             fix = f"the whole path of a file whose first line is the secret, or {key}=null"
             lost.append(resolver.missing(key, path, why, fix, certain=is_visible(Path(path))))
     return tuple(lost)

@@ -135,11 +135,11 @@ def _json_object(line: str, loads: Loads) -> Optional[Mapping[str, Any]]:
 
 
 class EventReader:
-    """A reader of the events appended since the last call; the file need not exist yet."""
+    """A reader of the events appended since the last call, up to `offset`; the file need not exist yet."""
 
-    def __init__(self, path: AnyPath) -> None:
+    def __init__(self, path: AnyPath, offset: int = 0) -> None:
         self.path = path
-        self._offset = 0
+        self.offset = offset
         self._is_in_long_line = False
 
     def stream(self, loads: Loads = json.loads) -> Iterator[Event]:
@@ -154,12 +154,12 @@ class EventReader:
     def _lines(self) -> Iterator[bytes]:
         # Opened afresh each time: a network file system shows what others wrote only to a new open.
         with contextlib.suppress(FileNotFoundError), open_regular(self.path) as stream:
-            stream.seek(self._offset)
+            stream.seek(self.offset)
             for line in iter(partial(stream.readline, LONGEST_LINE), b""):
                 is_whole = line.endswith(b"\n")
                 if not is_whole and len(line) < LONGEST_LINE and not self._is_in_long_line:
                     return
-                self._offset += len(line)
+                self.offset += len(line)
                 if is_whole and not self._is_in_long_line:
                     yield line
                 self._is_in_long_line = not is_whole
@@ -234,14 +234,14 @@ def read_head_and_tail(
             skipped = content.find(b"\n") + 1  # the end of a line that began before
             newest = parse_events(content[skipped:].rpartition(b"\n")[0])
             if not any(isinstance(event, Validation) for event in newest):
-                first += find_last_line(stream, _VALIDATION, size - tail + skipped)
+                first += parse_events(find_last_line(stream, _VALIDATION, size - tail + skipped))
             return first + newest
     except FileNotFoundError:
         return []
 
 
-def find_last_line(stream: BinaryIO, words: bytes, before: int) -> List[Event]:
-    """Return the event of the last line with `words` before a byte; empty if none is near."""
+def find_last_line(stream: BinaryIO, words: bytes, before: int) -> bytes:
+    """Return the last line with `words` before a byte; empty if none is near."""
     least, overlap = max(before - _SEARCH_BYTES, 0), len(words) - 1
     for start, block in blocks_back(stream, least, before, _BLOCK_BYTES, growth=4, overlap=overlap):
         place = block.rfind(words)
@@ -251,5 +251,5 @@ def find_last_line(stream: BinaryIO, words: bytes, before: int) -> List[Event]:
             stream.seek(begin)
             content = stream.read(2 * _LONGEST_LINE)
             line = content.rfind(b"\n", 0, at - begin) + 1
-            return parse_events(content[line:].partition(b"\n")[0])
-    return []
+            return content[line:].partition(b"\n")[0]
+    return b""

@@ -102,6 +102,8 @@ class Settings(NamedTuple):
         asked for; each ``None`` for none.
     results, metrics
         Directory of the results, and the file in it to which our trainer appends a record of each step.
+    watch, tell
+        Parameters of the detectors, and how people are told, as `slipway.watch` reads them.
     checkpoints
         Directory whose newest checkpoint shows a link's progress, or ``None``.
     failures
@@ -135,6 +137,8 @@ class Settings(NamedTuple):
     container: Optional[ContainerSettings] = None
     results: Optional[str] = None
     metrics: Optional[str] = None
+    watch: Mapping[str, Mapping[str, Any]] = {}
+    tell: Mapping[str, Any] = {}
 
 
 class SweepSettings(NamedTuple):

@@ -215,7 +215,6 @@ class Architecture:
         bool, Row("bias_activation_fusion", ON, on_cpu="megatron-core's fused functions are slower on CPUs")
     ]
     bias_dropout_fusion: Annotated[bool, Row("bias_dropout_add_fusion", ON, megatron="bias_dropout_fusion")]
-    loss_fusion: Annotated[bool, Row("model.cross_entropy_loss_fusion", OFF)]
     transformer_engine: Annotated[
         bool,
         Row(

@@ -137,6 +137,7 @@ KEYS: dict[str, Status] = {
     "model.headscale": Refused((False, None), "megatron-core's GPT has no such option"),
     "model.pre_process": Refused((True, None), "the first pipeline stage has the embeddings"),
     "model.post_process": Refused((True, None), "the last pipeline stage has the head"),
+    "model.cross_entropy_loss_fusion": Irrelevant("the loss is fused on every GPU, and on no CPU"),
     "model.apply_query_key_layer_scaling": Irrelevant("as in NeMo, only fp16 uses it"),
     "model.fp32_residual_connection": Refused(
         (False, None), "megatron-core 0.16 adds residuals in the layers' own precision all the same"

@@ -9,7 +9,8 @@ from typing import Any
 
 from slipway.common import sections
 from slipway.common.errors import UserError, suggest
-from slipway.common.sections import Place, Target, TrainedRun
+from slipway.common.section_types import Place, load
+from slipway.common.sections import Target, TrainedRun
 from slipway.trainer.config.load import load_yaml
 
 ROOT = "conversion"
@@ -56,7 +57,7 @@ def read_conversion(node: Mapping[str, Any]) -> Conversion:
     UserError
         Naming the key that is unknown, missing or invalid, its value, and the valid ones.
     """
-    conversion = sections.load(Conversion, node, ROOT)
+    conversion = load(Conversion, node, ROOT)
     if conversion.every and STEP not in str(conversion.output):
         raise UserError(
             f"{ROOT}.output={conversion.output}: with {ROOT}.every={conversion.every} it needs {STEP}"

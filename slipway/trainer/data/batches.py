@@ -19,6 +19,7 @@ from slipway.trainer.data.source import Source, Tokens, check_tokens, loss_mask,
 class Resets:
     """The options of a window with several documents: whether positions and attention start anew in each.
 
+    With `variable_lengths` attention gets the documents' bounds in place of a mask.
     With `same_kernel` a mask is made even where it forbids nothing more than causal attention does. Without a
     mask a GPU computes with another kernel, which draws another number of random numbers for dropout: the
     data-parallel ranks' generators would no longer be equal.
@@ -27,6 +28,7 @@ class Resets:
     end_of_text: int
     positions: bool
     attention: bool
+    variable_lengths: bool = False
     same_kernel: bool = False
 
 
@@ -42,9 +44,26 @@ def document_numbers(tokens: Any, end_of_text: int) -> Any:
 def positions_in_documents(documents: Any) -> Any:
     """Return each token's distance from the first of its document, ``[micro batch, seq_length]``."""
     places = torch.arange(documents.size(1), device=documents.device).expand_as(documents)
+    return places - torch.where(_is_first(documents), places, 0).cummax(dim=1).values
+
+
+def document_bounds(documents: Any) -> Any:
+    """Return where each document begins in the windows one after another, and their number of tokens, int32.
+
+    The latter is repeated up to a power of two, as documents without tokens: layers are compiled for a size.
+    """
+    begins = _is_first(documents).flatten().nonzero().flatten()
+    size = max(16, 1 << len(begins).bit_length())
+    bounds = torch.full((size,), documents.numel(), dtype=torch.int32, device=documents.device)
+    bounds[: len(begins)] = begins
+    return bounds
+
+
+def _is_first(documents: Any) -> Any:
+    """Return whether a token is the first of its document in its window, ``[micro batch, seq_length]``."""
     is_first = torch.ones_like(documents, dtype=torch.bool)
     is_first[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return places - torch.where(is_first, places, 0).cummax(dim=1).values
+    return is_first
 
 
 def forbidden_attention(documents: Any) -> Any:
@@ -61,7 +80,8 @@ def forbidden_attention(documents: Any) -> Any:
 class Batch:
     """A GPT's micro batch; tensors are ``[micro batch, seq_length]``, the mask is 1.0 where loss counts.
 
-    `documents` are the numbers of the documents that attention keeps apart, None if it is causal alone.
+    `documents` are the numbers of the documents that attention keeps apart, or `bounds` their bounds,
+    ``[documents + 1]``; None of both if it is causal alone.
     """
 
     tokens: Any
@@ -69,6 +89,7 @@ class Batch:
     mask: Any
     positions: Any
     documents: Any = None
+    bounds: Any = None
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of megatron-core's GPTModel. Without a mask its attention is causal.
@@ -79,7 +100,7 @@ class Batch:
         return {
             "input_ids": self.tokens,
             "position_ids": self.positions,
-            "attention_mask": None if self.documents is None else forbidden_attention(self.documents),
+            "attention_mask": self.bounds if self.documents is None else forbidden_attention(self.documents),
             "labels": self.labels,
         }
 
@@ -148,8 +169,8 @@ class GPTBatchBuilder:
         inputs = tokens[:, :-1].contiguous()
         return Batch(inputs, tokens[:, 1:].contiguous(), mask, *self._documents(inputs))
 
-    def _documents(self, inputs: Any) -> tuple[Any, Any]:
-        """Return the positions, and the documents if attention keeps them apart.
+    def _documents(self, inputs: Any) -> tuple[Any, Any, Any]:
+        """Return the positions, and the documents or their bounds if attention keeps them apart.
 
         Where each window is one document, causal attention is the same, and faster: the documents are None,
         unless `same_kernel` is set.
@@ -158,13 +179,15 @@ class GPTBatchBuilder:
         # Each row has its own memory: an expanded tensor cannot be pinned.
         positions, resets = torch.arange(length, device=self._device).repeat(rows, 1), self._resets
         if resets is None:
-            return positions, None
+            return positions, None, None
         documents = document_numbers(inputs, resets.end_of_text)
-        is_masked = resets.attention and (resets.same_kernel or bool(documents.any()))
-        return (
-            positions_in_documents(documents) if resets.positions else positions,
-            documents if is_masked else None,
-        )
+        if resets.positions:
+            positions = positions_in_documents(documents)
+        if not (resets.attention and (resets.same_kernel or bool(documents.any()))):
+            return positions, None, None
+        if resets.variable_lengths:
+            return positions, None, document_bounds(documents)
+        return positions, documents, None
 
 
 def _cut(tensor: Any, rank: int, ranks: int) -> Any:

@@ -166,8 +166,12 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
         if settings.deterministic:
             make_deterministic()
         from slipway.trainer.evaluation.perplexity import HeldOutEvaluation
+        from slipway.trainer.model.kernels import use_ordered_kernels
 
-    with process_group(run.world, settings.accelerator, settings.timeouts) as device:
+    with (
+        process_group(run.world, settings.accelerator, settings.timeouts) as device,
+        use_ordered_kernels(device),
+    ):
         rank_context = make_rank_context(run.world, layout, device, settings.timeouts)
         rule = broadcast_from_rank0(partial(split_rule, run.evaluation.source))
         settings = settings.set_split_rule(rule)

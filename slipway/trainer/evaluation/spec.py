@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway.common import sections
 from slipway.common.errors import UserError
-from slipway.common.sections import Place
+from slipway.common.section_types import Place, load
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.store import Checkpoint
@@ -142,7 +142,7 @@ def read_evaluation(node: Mapping[str, Any]) -> Evaluation:
         Naming the key, its value and the valid ones.
     """
     node = {name: value for name, value in node.items() if name != "run"}
-    evaluation = sections.load(Evaluation, node, _NODE)
+    evaluation = load(Evaluation, node, _NODE)
     if not evaluation.perplexity.enabled and not evaluation.lm_eval.tasks:
         raise UserError(
             f"{_NODE}.perplexity.enabled=False and {_NODE}.lm_eval.tasks=[]: there is nothing to measure"

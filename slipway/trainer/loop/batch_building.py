@@ -12,6 +12,7 @@ from slipway.trainer.data.vocabulary import Vocabulary, read_vocabulary
 from slipway.trainer.distributed import RankContext
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.model.backends import uses_transformer_engine
+from slipway.trainer.model.kernels import takes_lengths
 
 BatchBuilder = GPTBatchBuilder | T5BatchBuilder
 MicroBatch = Batch | T5Batch
@@ -64,8 +65,13 @@ def document_resets(settings: Settings, rank_context: RankContext, vocabulary: V
             )
     if not (attention or data.reset_positions):
         return None
-    draws = settings.architecture.attention_dropout > 0
-    return Resets(vocabulary.end_of_text, data.reset_positions, attention, same_kernel=draws)
+    return Resets(
+        vocabulary.end_of_text,
+        data.reset_positions,
+        attention,
+        variable_lengths=takes_lengths(settings, rank_context.device),
+        same_kernel=settings.architecture.attention_dropout > 0,
+    )
 
 
 def _suggest_masks(settings: Settings, rank_context: RankContext) -> str | None:

@@ -65,7 +65,7 @@ def train(session: Session, stopping: Stopping, stop_after: int | None, lock: Lo
         If a loss or a gradient is not finite.
     """
     progress, reporter = session.progress, session.reporter
-    reporter.start(progress, session.parameters, session.resumed_from)
+    reporter.start(progress, session.parameters, session.resumed_from, session.attention)
     if progress.step >= session.settings.max_steps:
         reporter.end(progress.step, "already_complete")
         return "already_complete"

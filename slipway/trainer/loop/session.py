@@ -25,6 +25,7 @@ from slipway.trainer.logs import LOGGER
 from slipway.trainer.loop.batch_building import BatchBuilder, make_batch_builder, vocabulary_of
 from slipway.trainer.loop.validation import HeldOut, choose_heldout, open_heldout_source
 from slipway.trainer.model.build import build_model
+from slipway.trainer.model.kernels import describe_attention
 from slipway.trainer.model.model import Model, parameter_count
 from slipway.trainer.optim.build import Optimizer
 from slipway.trainer.optim.schedule import Schedule, make_schedule, rate_change
@@ -57,6 +58,11 @@ class Session:
     progress: Progress = field(default_factory=Progress)
     training_id: str = field(default_factory=store.make_suffix)
     resumed_from: Path | None = None
+
+    @property
+    def attention(self) -> str:
+        """Return what computes the attention of its layers."""
+        return describe_attention(self.settings, self.model.config, self.rank_context.device)
 
     @property
     def description(self) -> Description:

@@ -14,12 +14,11 @@ from slipway.trainer.data.source import BlendedSource, IndexedSource
 from slipway.trainer.data.spans import sample_lengths
 from slipway.trainer.loop.session import Session
 from slipway.trainer.model.backends import (
-    attention_backend,
     has_apex_accumulation,
     overlaps_tensor,
     uses_transformer_engine,
 )
-from slipway.trainer.model.transformer import fuses_loss, overlaps_p2p
+from slipway.trainer.model.transformer import overlaps_p2p
 from slipway.trainer.optim.build import DISTRIBUTED_OPTIMIZERS, uses_distributed_optimizer
 from slipway.trainer.optim.schedule import remark
 from slipway.trainer.report.flops import note_unknown_peak
@@ -49,7 +48,7 @@ def _model(session: Session) -> str:
     return (
         f"{kind}: {count(session.parameters)} parameters | {layers} layers, "
         f"hidden {shape.hidden_size}, ffn {shape.ffn_hidden_size}, {shape.num_attention_heads} heads | "
-        f"attention: {attention_backend(shape, session.model.config, session.rank_context.device)} | "
+        f"attention: {session.attention} | "
         f"{precision} | vocabulary {session.vocabulary.size:,} padded to {session.padded_vocabulary:,}"
     )
 
@@ -163,11 +162,6 @@ def _notes(session: Session) -> list[str]:
             "note: model.gradient_accumulation_fusion=True: the head needs Apex for it, which is not there"
             f"{'' if uses_transformer_engine(shape, device) else ', and the layers Transformer Engine'}"
         )
-    if shape.loss_fusion and not fuses_loss(settings):
-        reason = (
-            "model.deterministic_mode=True" if settings.deterministic else "the fused one has bf16 gradients"
-        )
-        notes.append(f"note: model.cross_entropy_loss_fusion=True: the plain loss is used, as {reason}")
     if device.type == "cuda" and overlaps_p2p(settings.parallel) and not settings.parallel.overlap_p2p:
         notes.append(
             "note: model.overlap_p2p_comm=False: True is used, as two stages with virtual ones need it"

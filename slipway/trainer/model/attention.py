@@ -92,7 +92,8 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
             ``[t, b, g, d]``; n/g neighbouring heads of the query share a group.
         attention_mask
             True where attention is forbidden, broadcastable to ``[b, n, s, t]``, or the result
-            of `make_added_mask`; None forbids nothing, or with a causal module what lies ahead.
+            of `make_added_mask`; None forbids nothing, or with a causal module what lies ahead. Or, with one
+            dimension, the bounds of documents; see `attend_documents`.
         attn_mask_type
             Unused, as in megatron-core: the module's own decides.
         attention_bias
@@ -107,6 +108,8 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         """
         if packed_seq_params is not None:
             raise ValueError("packed sequences need Transformer Engine's attention")
+        if attention_mask is not None and attention_mask.dim() == 1:
+            return attend_documents(query, key, value, attention_mask, self.scale)
         dropout = self.dropout if self.training else 0.0
         mask, causal = attention_mask, False
         if self.contexts:
@@ -141,6 +144,34 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         if self.config.sequence_parallel:
             return contextlib.nullcontext()
         return tensor_parallel.get_cuda_rng_tracker().fork()
+
+
+def attend_documents(query: Any, key: Any, value: Any, bounds: Any, scale: float) -> Any:
+    """Attend causally within documents, by a kernel that skips what lies beyond them; without dropout.
+
+    Parameters
+    ----------
+    query, key, value
+        As for `SdpaAttention`.
+    bounds
+        ``[documents + 1]``, int32: see `document_bounds` of the batches.
+
+    Returns
+    -------
+    Tensor
+        ``[s, b, n * d]``
+    """
+    # Late: it imports the compiler.
+    from torch.nn.attention.varlen import varlen_attn
+
+    length, rows = query.shape[:2]
+    packed = [x.transpose(0, 1).flatten(0, 1) for x in (query, key, value)]
+    grouped = {"enable_gqa": True} if key.size(2) != query.size(2) else {}
+    # The longest document's length is on the device: that of a sequence is as right, and a constant.
+    context = varlen_attn(
+        *packed, bounds, bounds, length, length, scale=scale, window_size=(-1, 0), **grouped
+    )
+    return context.view(rows, length, -1).transpose(0, 1).contiguous()
 
 
 class LocalAttention(DotProductAttention):  # type: ignore[misc]
@@ -203,7 +234,7 @@ def share_mask(block: Any) -> None:
 
     def convert(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         mask = kwargs.get("attention_mask")
-        if mask is None:
+        if mask is None or mask.dim() == 1:
             return args, kwargs
         return args, {**kwargs, "attention_mask": make_added_mask(mask, block.config.params_dtype)}
 

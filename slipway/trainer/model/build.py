@@ -15,6 +15,7 @@ from slipway.trainer.config.settings import Settings
 from slipway.trainer.distributed import RankContext
 from slipway.trainer.model.backends import fuse_accumulation, overlaps_tensor, start_tensor_overlap
 from slipway.trainer.model.gpt import gpt_chunks
+from slipway.trainer.model.loss import compute_loss
 from slipway.trainer.model.model import Model
 from slipway.trainer.model.seeding import seed_training, seed_weights
 from slipway.trainer.model.t5 import t5_chunks
@@ -48,6 +49,9 @@ def build_model(
     build = t5_chunks if settings.encoder else gpt_chunks
     config, chunks = build(settings, rank_context, vocabulary)
     chunks = [chunk.to(rank_context.device) for chunk in chunks]
+    if rank_context.device.type == "cuda":
+        for chunk in chunks:
+            chunk.compute_language_model_loss = compute_loss
     if not is_trained:
         for chunk in chunks:
             chunk.requires_grad_(False)

@@ -83,7 +83,6 @@ def transformer_config(
         bias_activation_fusion=fused,
         rotary_interleaved=shape.rope.interleaved,
         apply_rope_fusion=shape.rope.fusion and uses_transformer_engine(shape, rank_context.device),
-        cross_entropy_loss_fusion=shape.loss_fusion and fuses_loss(settings),
         output_layer_init_method=None if shape.scaled_init else init_method_normal(shape.init_std),
         softmax_scale=None if shape.normalize_scores else 1.0,
         # The local attention computes its softmax in bf16 otherwise, which Transformer Engine never does.
@@ -109,15 +108,6 @@ def _recompute_options(shape: Architecture) -> dict[str, Any]:
     if shape.recompute is None:
         return {}
     return {f"recompute_{name}": value for name, value in vars(shape.recompute).items()}
-
-
-def fuses_loss(settings: Settings) -> bool:
-    """Return whether megatron-core's fused loss computes the same as the plain loss.
-
-    Its gradient of the logits is bf16 for any logits (fusions/fused_cross_entropy.py), and Megatron-LM
-    excludes it from the deterministic mode.
-    """
-    return settings.precision == "bf16" and not settings.deterministic
 
 
 def overlaps_p2p(parallel: Parallel) -> bool:

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from megatron.core import optimizer as mcore_optimizer
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, clip_grads, get_megatron_optimizer
+from megatron.core.optimizer import optimizer as mixed_precision
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.utils import local_multi_tensor_l2_norm
 
 from slipway.trainer import cpu_shim
 from slipway.trainer.config.settings import Settings
@@ -37,6 +39,7 @@ class Optimizer:
     def __init__(self, settings: Settings, model: Any, device: Any) -> None:
         self._chosen = settings.optimization
         self._on_cpu = device.type == "cpu"
+        _work_on_lists()
         with self._type_names():
             self.inner = get_megatron_optimizer(
                 _config(settings, device), model.chunks, use_gloo_process_groups=False
@@ -66,6 +69,36 @@ class Optimizer:
 
     def _type_names(self) -> contextlib.AbstractContextManager[None]:
         return cpu_shim.cuda_type_names() if self._on_cpu else contextlib.nullcontext()
+
+
+def _work_on_lists() -> None:
+    """Have megatron-core take norms, clip and copy weights by one operation for all tensors of a rank.
+
+    Without Transformer Engine and Apex it launches four kernels for each parameter, and waits for the device
+    once for each norm. The numbers are the same.
+    """
+    mixed_precision._multi_tensor_copy_this_to_that = _copy
+    if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:
+        clip_grads.l2_norm_impl, clip_grads.multi_tensor_scale_impl = _norm, _scale
+
+
+# These have the arguments of the functions of megatron-core in whose places they are.
+def _norm(_chunk: int, _overflow: Any, lists: list[list[Any]], _by_tensor: bool) -> tuple[Any, None]:
+    """Return the L2 norm of a list of tensors, ``[1]``, on their device."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(lists[0]))).view(1), None
+
+
+def _scale(_chunk: int, _overflow: Any, lists: list[list[Any]], factor: float) -> None:
+    """Multiply gradients in place."""
+    sources, targets = lists
+    assert sources is targets, "only clipping scales"
+    torch._foreach_mul_(targets, factor)
+
+
+def _copy(this: list[Any], that: list[Any], overflow_buf: Any = None) -> None:
+    """Copy the first list to the second, whose type may be another."""
+    if this:
+        torch._foreach_copy_(that, this)
 
 
 def _keep_padding(optimizer: DistributedOptimizer) -> None:

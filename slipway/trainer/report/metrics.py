@@ -28,6 +28,16 @@ class MetricsFile:
         self._file.close()
 
 
+def read_first(log_dir: Path) -> dict[str, Any]:
+    """Return the first line of a run's file, its first start; nothing if there is none or it is damaged."""
+    try:
+        with (log_dir / FILE_NAME).open(encoding="utf-8") as file:
+            line = json.loads(file.readline())
+    except (OSError, ValueError):
+        return {}
+    return line if isinstance(line, dict) else {}
+
+
 class EventsFile:
     """TensorBoard's ``events.out.tfevents.*`` under NeMo's names; the x axis is the global step."""
 

@@ -53,10 +53,10 @@ def step_line(
     tokens_per_second: float,
     seconds: float,
     eta: float,
-    mfu: float | None = None,
+    mfu: tuple[float, float] | None = None,
 ) -> str:
-    """Format one training step."""
-    share = "" if mfu is None else f"MFU {100 * mfu:.1f} % | "
+    """Format one training step; `mfu` counts attention in full, and causal attention's half."""
+    share = "" if mfu is None else f"MFU {100 * mfu[0]:.1f} %, causal {100 * mfu[1]:.1f} % | "
     return (
         f"step {step:>{len(str(total))}}/{total} | loss {loss:.4f} | lr {lr:.1e} | "
         f"grad norm {grad_norm:.2f} | {tokens_per_second:,.0f} tokens/s | {seconds:.2f} s/step | {share}"

@@ -17,7 +17,7 @@ from slipway.trainer.distributed import RankContext
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.report.flops import device_peak, model_flops
 from slipway.trainer.report.memory import find_fullest
-from slipway.trainer.report.metrics import DAMAGED_FILE_NAME, EventsFile, MetricsFile
+from slipway.trainer.report.metrics import DAMAGED_FILE_NAME, EventsFile, MetricsFile, read_first
 from slipway.trainer.report.phases import PHASES, compare
 from slipway.trainer.report.progress import step_line, time_left
 
@@ -78,8 +78,12 @@ class Reporter:
         if settings.output.tensorboard:
             self._events = EventsFile(settings.output.log_dir)
 
-    def start(self, progress: Progress, parameters: int, resumed_from: Path | None) -> None:
-        """Report that training starts."""
+    def start(self, progress: Progress, parameters: int, resumed_from: Path | None, attention: str) -> None:
+        """Report that training starts; warn if its attention is another than at the run's first start."""
+        if resumed_from and self._metrics:
+            first = read_first(self._settings.output.log_dir).get("attention", attention)
+            if first != attention:
+                LOGGER.warning("attention: %s; when this run began: %s", attention, first)
         layout = self._rank_context.layout
         self._write(
             "start",
@@ -98,6 +102,9 @@ class Reporter:
             causal_flops_per_sample=self._causal_flops,
             peak_flops_per_gpu=self._peak,
             resumed_from=str(resumed_from) if resumed_from else None,
+            attention=attention,
+            torch=str(torch.__version__),
+            cudnn=torch.backends.cudnn.version(),
         )
 
     def report_damaged(self, path: Path, reason: str, moved_to: Path | None) -> None:
@@ -126,7 +133,9 @@ class Reporter:
         tokens = step.samples * settings.seq_length
         speed = tokens / step.seconds
         flops = self._flops * step.samples / step.seconds / self._rank_context.layout.world
-        mfu = flops / self._peak if self._peak else None
+        mfu = None
+        if self._peak:
+            mfu = flops / self._peak, flops / self._peak * self._causal_flops / self._flops
         memory = measure_used_bytes(self._rank_context.device)
         self._recent.append(step.seconds)
         eta = time_left(settings.max_steps - progress.step, self._recent)
@@ -155,8 +164,8 @@ class Reporter:
             step_time=step.seconds,
             tokens_per_second=speed,
             tflops_per_gpu=flops / 1e12,
-            mfu=mfu,
-            mfu_causal=None if mfu is None else mfu * self._causal_flops / self._flops,
+            mfu=mfu and mfu[0],
+            mfu_causal=mfu and mfu[1],
             data_wait=step.data_wait,
             memory_bytes=memory,
         )
@@ -175,7 +184,8 @@ class Reporter:
                 "data_wait": step.data_wait,
                 "memory_bytes": float(memory),
             }
-            self._events.write(progress.step, scalars if mfu is None else {**scalars, "mfu": mfu})
+            shares = dict(zip(("mfu", "mfu_causal"), mfu, strict=True)) if mfu else {}
+            self._events.write(progress.step, {**scalars, **shares})
 
     def report_ranks(self, step: int, steps: range, values: Sequence[Sequence[float]]) -> None:
         """Report phases, in seconds per step, and memory, by rank ``[ranks][PHASES + FIELDS]``."""

@@ -137,7 +137,6 @@ def _architecture(**fields: Any) -> Architecture:
         "scaled_init": True,
         "bias_activation_fusion": False,
         "bias_dropout_fusion": False,
-        "loss_fusion": False,
         "transformer_engine": False,
         "attention_backend": "auto",
         "recompute": None,

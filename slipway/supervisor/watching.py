@@ -1,0 +1,231 @@
+"""The watch over a job: what the detectors say goes on record, is told to people, and may end the tasks.
+
+The processes of the hooks read, record and tell: a file system or a receiver that hangs holds up nothing. The
+supervisor itself keeps what is remembered of the training from one look to the next.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import time
+from collections import deque
+from typing import Any, Dict, List, Optional, Sequence, Union
+
+from slipway.common.files import write_atomic
+from slipway.common.node import checkpoints, marks
+from slipway.common.node.events import End, Event, EventReader, HeldOut, Start, Train, Validation
+from slipway.common.node.progress_lines import READERS, ProgressReader
+from slipway.common.node.settings import SLURM
+from slipway.supervisor.chain import Ending
+from slipway.supervisor.hooks import Hook, Verdict
+from slipway.supervisor.job import Job
+from slipway.watch import parameters, telling
+from slipway.watch.detectors import FIRING, QUIET, Reading, read_all
+from slipway.watch.pace import Schedule
+from slipway.watch.windows import ChainState, DiskSpace, Facts, JobState, Window, measure_disk
+
+# The name of the alert that a run ended before its training was done.
+ENDED = "ended"
+
+# As many deliveries may take their longest time before all are ended: those that were not made come next.
+_DELIVERIES = 20
+# The bytes of metrics that the first look reads, of links before, and the events of each look.
+_FIRST_BYTES, _MOST_EVENTS = 1 << 19, 2000
+_KINDS: Dict[str, Any] = {kind.__name__: kind for kind in (Start, Train, Validation, End, HeldOut)}
+_HOLD = "hold"
+# For the last messages of a run.
+_LAST_SECONDS = 10.0
+# The reactions that end the tasks, and whether these save first.
+_ENDS_TASKS = {"save": True, "stop": False}
+
+
+def watch_training(job: Job) -> Hook:
+    """Return the hook that reads the training's events and asks the detectors."""
+    watch = _Watch(job)
+    return Hook("the watch", watch.look, watch.take, every=telling.from_json(job.settings.tell).every)
+
+
+def tell_people(job: Job) -> Hook:
+    """Return the hook that delivers the run's messages."""
+    tell = telling.from_json(job.settings.tell)
+    budget = _DELIVERIES * tell.timeout
+    return Hook("its messages", deliver, lambda job, answer: None, budget=budget, every=tell.every)
+
+
+class _Watch:
+    """The memory of a training, and the looks at it."""
+
+    def __init__(self, job: Job) -> None:
+        self._parameters = parameters.from_json(job.settings.watch)
+        self._window = Window(self._parameters, Schedule())
+        self._reader: Union[EventReader, ProgressReader, None] = None
+
+    def look(self, job: Job) -> Dict[str, Any]:
+        """Read what is new, judge and record it; return what the supervisor has to remember.
+
+        With it goes the verdict, if the tasks are to end.
+        """
+        events, facts = self._read_events(job), _find_facts(job)
+        readings = self._remember(events, facts)
+        answer: Dict[str, Any] = {
+            "reader": base64.b64encode(pickle.dumps(self._reader)).decode(),
+            "events": [(type(event).__name__, *event) for event in events],
+            "facts": facts,
+            "verdict": None,
+        }
+        _leave_sign(job, facts.time)
+        for message in _record(job, [*readings, Reading(ENDED, QUIET, "the run goes on")]):
+            job.say(f"watch: {message.event}: {message.why} ({message.name})")
+            if message.reaction == _HOLD:
+                _hold_successors(job)
+            elif message.reaction in _ENDS_TASKS:
+                answer["verdict"] = (message.detector, message.why, False, _ENDS_TASKS[message.reaction])
+        return answer
+
+    def take(self, job: Job, answer: Dict[str, Any]) -> Optional[Verdict]:
+        """Remember what a look has found; return the verdict that ends the tasks, if any."""
+        self._reader = pickle.loads(base64.b64decode(answer["reader"]))
+        events = [_KINDS[kind](*values) for kind, *values in answer["events"]]
+        moment, checkpoint, disk, chain, state = answer["facts"]
+        facts = Facts(
+            moment,
+            checkpoint,
+            DiskSpace(*disk) if isinstance(disk, list) else disk,
+            ChainState(*chain),
+            JobState(*state),
+        )
+        self._remember(events, facts)
+        return Verdict(*answer["verdict"]) if answer["verdict"] else None
+
+    def _remember(self, events: Sequence[Event], facts: Facts) -> List[Reading]:
+        for event in events:
+            self._window.take(event)
+        self._window.take_facts(facts)
+        return read_all(self._window, self._parameters)
+
+    def _read_events(self, job: Job) -> List[Event]:
+        """Return the new events, of very many the last ones."""
+        if self._reader is None:
+            self._reader = _open_reader(job)
+        return list(deque(self._reader.stream(), maxlen=_MOST_EVENTS))
+
+
+def _open_reader(job: Job) -> Union[EventReader, ProgressReader]:
+    """Return the reader of the file of events, with what the links before have left; or of this job's log."""
+    settings = job.settings
+    if settings.engine in READERS:
+        return READERS[settings.engine](f"{settings.log}{job.id}.out")
+    path = settings.metrics or ""
+    try:
+        return EventReader(path, max(os.stat(path).st_size - _FIRST_BYTES, 0))
+    except OSError:
+        return EventReader(path)
+
+
+def _find_facts(job: Job) -> Facts:
+    settings, chain = job.settings, job.settings.chain
+    newest: Union[int, str] = "the job has no directory of checkpoints"
+    if settings.checkpoints:
+        progress = checkpoints.progress(settings.checkpoints, settings.engine)
+        newest = progress.step if progress else 0
+    seconds = marks.time_limit(job.directory, job.attempt)
+    return Facts(
+        time.time(),
+        newest,
+        measure_disk(settings.results or settings.run_dir),
+        ChainState(
+            job.link,
+            chain.links,
+            None if job.by_hand else marks.job_of(job.directory, job.link + 1) is not None,
+            job.began + seconds if seconds else None,
+        ),
+        JobState("RUNNING", False),
+    )
+
+
+def _leave_sign(job: Job, now: float) -> None:
+    """Leave the time of this look, so that the login node leaves the training to the job."""
+    from slipway.watch.alerts import OUTBOX
+
+    with contextlib.suppress(OSError):
+        directory = os.path.join(job.settings.run_dir, OUTBOX)
+        os.makedirs(directory, exist_ok=True)
+        content = json.dumps({"job": job.id, "time": now})
+        write_atomic(os.path.join(directory, "job.json"), content + "\n", sync=False)
+
+
+def _record(job: Job, readings: Sequence[Reading]) -> "Sequence[Any]":
+    """Record the readings; where nothing can be written, return the messages all the same."""
+    from slipway.watch import alerts  # late: the supervisor itself needs none of it
+
+    settings = parameters.from_json(job.settings.watch)._asdict()
+    reactions = {
+        name: own.reaction for name, own in settings.items() if own.reaction in (_HOLD, *_ENDS_TASKS)
+    }
+    origin = alerts.Origin(job.settings.launch, job.link, job.id)
+    try:
+        return alerts.record(job.settings.run_dir, readings, origin, reactions)
+    except OSError as error:
+        job.say(f"watch: {alerts.ALERTS} could not be written: {error.strerror}")
+        return alerts.judge(
+            [], [each for each in readings if each.state == FIRING], time.time(), origin, reactions
+        )
+
+
+def _hold_successors(job: Job) -> None:
+    from slipway.supervisor.slurm import Slurm
+
+    later = [name for link, name in marks.later_jobs(job.directory).items() if link > job.link]
+    if job.settings.scheduler == SLURM and later and Slurm(job).hold(later):
+        job.say(f"watch: holds job {','.join(later)}; slipway release lets it go on")
+
+
+def deliver(job: Job) -> None:
+    """Deliver the run's messages, and touch the dead man's switch if no alert is open."""
+    from slipway.watch import alerts, outbox
+    from slipway.watch.messages import Run
+
+    tell = telling.from_json(job.settings.tell)
+    run = Run(job.settings.run, job.settings.run_dir, socket.gethostname())
+    for message, route, result in outbox.deliver_all(run, tell):
+        if result.state != outbox.SENT:
+            job.say(f"watch: {message.name} was not delivered by {route}: {result.why}")
+    if (tell.alive.file or tell.alive.url_file) and not alerts.open_alerts(run.directory):
+        from slipway.watch import routes
+
+        routes.touch(tell)
+
+
+def tell_end(job: Job, ending: Ending, goes_on: bool) -> None:
+    """Tell people that the run ended before its training was done; no alert outlives one that is done.
+
+    If the next link goes on, it tells them what this one has not: a receiver that hangs holds up no link.
+    """
+    if goes_on and ending.verdict != "done":
+        return
+    process = os.fork()
+    if not process:
+        with job.best_effort("people are not told of its end"):
+            _record_end(job, ending)
+            deliver(job)
+        os._exit(0)
+    end = time.monotonic() + _LAST_SECONDS
+    while not os.waitpid(process, os.WNOHANG)[0]:
+        if time.monotonic() > end:
+            os.kill(process, signal.SIGKILL)
+            break
+        time.sleep(0.05)
+
+
+def _record_end(job: Job, ending: Ending) -> None:
+    from slipway.watch import alerts
+
+    names = [alert.first.detector for alert in alerts.open_alerts(job.settings.run_dir)]
+    if ending.verdict == "done":
+        _record(job, [Reading(name, QUIET, "the training is done") for name in names])
+    elif ending.rule not in names:  # a detector that ended the tasks has an alert already
+        _record(job, [Reading(ENDED, FIRING, f"the run has ended: {ending.why}", since=time.time())])
