@@ -12,7 +12,7 @@ FAULTS ?= 300
 # Where it is set, as in images of containers, each worker would translate the assertions of all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo setup test test-fast pytest test-slurm nemo-test gpu-test data-torture lint bench soak docs wheel release golden clean
+.PHONY: help demo setup test test-fast pytest test-slurm nemo-test gpu-test gpu-step data-torture lint bench soak docs wheel release golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB);'
 	@echo '             with SLIPWAY_NEMO_LAUNCHER=DIR:DIR also the trees of NeMo launchers, adopted'
 	@echo 'make gpu-test  what the GPUs of this machine compute, as a table'
+	@echo 'make gpu-step  a training step on a GPU without Transformer Engine, next to a compiled GPT by hand'
 	@echo 'make data-torture  data and tokenizers of others, real and hostile, next to their references; downloads 300 MB'
 	@echo 'make lint    ruff, mypy, the import contracts, the supervisor'"'"'s Python and the documentation alone'
 	@echo 'make bench   the performance tables of benchmarks/perf'
@@ -97,6 +98,9 @@ bench: .venv/test.done
 soak: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge
 	$(BIN)/python -m benchmarks.soak --faults $(FAULTS)
+
+gpu-step: .venv/test.done
+	$(BIN)/python benchmarks/perf/gpu_step.py
 
 data-torture: .venv/test.done
 	$(BIN)/python -m benchmarks.torture

@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from benchmarks.gpu_check.machine import Machine, Trained
+from benchmarks.measuring import STEADY_STEP, speed
 from slipway.common.errors import UserError
 from slipway.trainer import requirements
 
-_THROUGHPUT_STEPS = 12
+# After the last one that counts is a save, and two more tell the peak memory after it.
+_THROUGHPUT_STEPS = 40
 # Rounding in another order: 32 bits on another device, over one step and over four of Adam.
 _FIRST, _LATER = 1e-5, 2e-4
 _LAYOUT_FIRST, _LAYOUT_LATER = 2e-6, 2e-5
 # bf16 keeps 8 bits of each number, and the loss is a mean over many.
 _BF16 = 1e-2
+# Of independent draws, in standard deviations.
+_DRAWS = 5.0
 
 State = Literal["passed", "failed", "skipped"]
 
@@ -137,8 +141,23 @@ def check_resume(machine: Machine) -> Iterator[Row]:
     yield resumed(whole, again, was_running, is_gpu=bool(machine.gpus))
 
 
+def check_dropout(machine: Machine) -> Iterator[Row]:
+    """Look at the masks of the compiled functions, and train with and without recomputation."""
+    yield drawn(machine.compute("benchmarks.gpu_check.dropout"))
+    changes = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
+    node = "model.activations_checkpoint"
+    recompute = {f"{node}_granularity": "full", f"{node}_method": "uniform", f"{node}_num_layers": 1}
+    plain = machine.train("dropout", changes)
+    again = machine.train("dropout_recomputed", {**changes, **recompute})
+    fix = "do not train with dropout and recomputation here before the reason is known"
+    yield compared("dropout recompute", "with recomputation", again, plain, (_FIRST, _LATER), fix)
+
+
 def check_throughput(machine: Machine, config: dict[str, Any] | None) -> Iterator[Row]:
-    """Train the configuration's model on one node with mock data, and save once on the way."""
+    """Train the configuration's model on one node with mock data, and save once at the end.
+
+    Where Transformer Engine cannot be imported, the layers are megatron-core's own.
+    """
     ranks = config["trainer"].get("devices", 1) if config else 0
     reasons = {
         "no GPU to measure": not machine.gpus,
@@ -149,27 +168,26 @@ def check_throughput(machine: Machine, config: dict[str, Any] | None) -> Iterato
     if why or config is None:
         yield Row("throughput", "skipped", why[0])
         return
-    problem = machine.described["transformer_engine_problem"]
-    if problem and config["model"].get("transformer_engine"):
-        fix = "training.model.transformer_engine=False measures megatron-core's own layers, which are slower"
-        yield Row("throughput", "failed", f"model.transformer_engine=True: {problem}", fix)
-        return
+    has_engine = machine.described["transformer_engine_problem"] is None
+    left_out = not has_engine and bool(config["model"].get("transformer_engine"))
     changes: dict[str, Any] = {
         "trainer.num_nodes": 1,
-        "trainer.max_steps": _THROUGHPUT_STEPS,
+        "trainer.max_steps": _THROUGHPUT_STEPS + 2,
         "trainer.limit_val_batches": 0,
         "trainer.max_time": None,
         "exp_manager.max_time_per_run": None,
         "exp_manager.create_tensorboard_logger": False,
         "exp_manager.create_checkpoint_callback": True,
         "exp_manager.checkpoint_callback_params.dirpath": None,
-        "exp_manager.checkpoint_callback_params.every_n_train_steps": _THROUGHPUT_STEPS - 2,
+        "exp_manager.checkpoint_callback_params.every_n_train_steps": _THROUGHPUT_STEPS,
         "exp_manager.checkpoint_callback_params.save_top_k": 1,
         "model.data.data_impl": "mock",
         "model.data.data_prefix": [],
+        **({"model.transformer_engine": False} if left_out else {}),
     }
     processes = machine.start("throughput", changes, ranks, config)
-    yield measured(machine.finish("throughput", processes))
+    row = measured(machine.finish("throughput", processes))
+    yield replace(row, detail=f"without Transformer Engine: {row.detail}") if left_out else row
 
 
 def compared(
@@ -207,6 +225,34 @@ def compared(
     return Row(check, "passed" if good else "failed", detail, None if good else fix, numbers)
 
 
+def drawn(functions: Mapping[str, Mapping[str, Any]]) -> Row:
+    """Return the row for the masks of functions, see `benchmarks.gpu_check.dropout`.
+
+    Of `n` draws with an even chance the kept part has the standard deviation ``1 / (2 sqrt(n))``. The number
+    that is kept of four has the variance 1 and the fourth central moment 2.5: over ``n / 4`` groups the
+    standard deviation of the variance is ``sqrt(6 / n)``.
+    """
+    faults = []
+    for name, masks in functions.items():
+        draws = masks["draws"]
+        if abs(masks["kept"] - 0.5) > _DRAWS / (2 * math.sqrt(draws)):
+            faults.append(f"{name} keeps {masks['kept']:.4f} in place of half")
+        if abs(masks["group_variance"] - 1) > _DRAWS * math.sqrt(6 / draws):
+            faults.append(
+                f"{name}: four neighbours vary {masks['group_variance']:.2f} times as independent ones"
+            )
+        if masks["other_backward"]:
+            faults.append(f"{name}: the backward pass has another mask")
+        if masks["other_recomputed"]:
+            faults.append(f"{name}: recomputation has another mask")
+    fix = "another torch (pytorch #198333), or no dropout: losses look right, and gradients are not"
+    detail = "; ".join(faults) or (
+        f"{', '.join(functions)}: half is kept, neighbours are independent, and backward passes and "
+        "recomputation have the mask of the forward pass"
+    )
+    return Row("dropout", "failed" if faults else "passed", detail, fix if faults else None, dict(functions))
+
+
 def resumed(whole: Trained, again: Trained, was_running: bool, is_gpu: bool) -> Row:
     """Return the row for a training that was killed and continued."""
     if (broken := _broken("resume", whole, again)) is not None:
@@ -231,29 +277,35 @@ def resumed(whole: Trained, again: Trained, was_running: bool, is_gpu: bool) -> 
 
 
 def measured(trained: Trained) -> Row:
-    """Return the row for the throughput of a training; steps before the sixth warm up."""
+    """Return the row for the throughput of a training: the medians of its steady steps."""
     if (problem := trained.problem()) is not None:
         fix = (
             "see throughput.log in the check's directory; a smaller model.micro_batch_size if memory ran out"
         )
         return Row("throughput", "failed", problem, fix)
     (start,) = trained.of("start")
-    warm = trained.steps[len(trained.steps) // 2 - 1 :]
-    middle = statistics.median(line["step_time"] for line in warm)
-    peaks = _peaks_around_save(trained)
+    steady = [line for line in trained.steps if STEADY_STEP <= line["step"] <= _THROUGHPUT_STEPS]
+    first, peaks = steady[0], _peaks_around_save(trained)
+    at_peak = (
+        (first["mfu"] * first["step_time"], first["mfu_causal"] * first["step_time"])
+        if first["mfu"]
+        else None
+    )
+    pace = speed([line["step_time"] for line in steady], start["tokens_per_step"], at_peak)
+    phases = [line["phases"] for line in trained.of("phases") if line["last_step"] <= _THROUGHPUT_STEPS]
     numbers = {
-        "step_seconds": middle,
-        "tokens_per_second": start["tokens_per_step"] / middle,
-        "tflops_per_gpu": statistics.median(line["tflops_per_gpu"] for line in warm),
-        "mfu": statistics.median(line["mfu"] for line in warm) if warm[0]["mfu"] is not None else None,
-        "mfu_causal": statistics.median(line["mfu_causal"] for line in warm) if warm[0]["mfu"] else None,
+        **asdict(pace),
+        "tflops_per_gpu": statistics.median(line["tflops_per_gpu"] for line in steady),
+        "data_wait": statistics.median(line["data_wait"] for line in steady),
+        "phases": {name: phase["max"] for name, phase in phases[-1].items()} if phases else {},
         "peak_bytes": peaks["peak_before_save"],
         **peaks,
         "save_seconds": [line["seconds"] for line in trained.of("checkpoint")],
         "parameters": start["parameters"],
     }
-    share = f", MFU {100 * numbers['mfu']:.1f} %" if numbers["mfu"] is not None else ""
-    detail = f"{middle:.3f} s a step, {numbers['tokens_per_second']:,.0f} tokens/s{share}{_peaks(numbers)}"
+    share = f", MFU {100 * pace.mfu:.1f} %" if pace.mfu is not None else ""
+    times = f"{pace.step_seconds:.3f} s a step ({pace.fastest:.3f}-{pace.slowest:.3f})"
+    detail = f"{times}, {pace.tokens_per_second:,.0f} tokens/s{share}{_peaks(numbers)}"
     return Row("throughput", "passed", detail, None, numbers)
 
 
@@ -282,6 +334,7 @@ CHECKS: dict[str, Check] = {
     "devices": check_devices,
     "parity": check_parity,
     "precision": check_precision,
+    "dropout": check_dropout,
     "layouts": check_layouts,
     "resume": check_resume,
 }

@@ -115,6 +115,16 @@ class Machine:
             self._known[name] = self.finish(name, processes)
         return self._known[name]
 
+    def compute(self, module: str) -> dict[str, Any]:
+        """Run a module as the only rank; return the object that it prints.
+
+        Raises
+        ------
+        RuntimeError
+            If it fails.
+        """
+        return _read_output([module], _rank(0, 1, _free_port()))
+
     def start(
         self, name: str, changes: Mapping[str, Any], ranks: int = 1, base: dict[str, Any] | None = None
     ) -> list[subprocess.Popen[bytes]]:
@@ -235,13 +245,31 @@ def described() -> dict[str, Any]:
     UserError
         If that process fails, as where torch cannot be imported.
     """
-    command = [sys.executable, "-m", "benchmarks.gpu_check", "--describe"]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    try:
+        return _read_output(["benchmarks.gpu_check", "--describe"], {})
+    except RuntimeError as error:
+        raise UserError(f"{sys.executable} cannot describe this machine: {error}") from None
+
+
+def _read_output(module: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the object that a module prints last.
+
+    Raises
+    ------
+    RuntimeError
+        With the end of its errors, if it fails.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", *module],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
     if done.returncode:
-        output = " | ".join(done.stderr.strip().splitlines()[-3:])
-        raise UserError(f"{sys.executable} cannot describe this machine: {output}")
-    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return facts
+        raise RuntimeError(" | ".join(done.stderr.strip().splitlines()[-3:]))
+    content: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return content
 
 
 def _rank(rank: int, ranks: int, port: int) -> dict[str, str]:

@@ -15,10 +15,8 @@ import os
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -27,129 +25,54 @@ from slipway.trainer.logs import silence_warnings
 silence_warnings()
 
 import torch  # noqa: E402
+from plain_gpt import HuggingFaceGPT, Peer, PlainGPT  # noqa: E402
+from programs import (  # noqa: E402
+    Program,
+    Shape,
+    check_learning,
+    check_sizes,
+    free_port,
+    keys_of,
+    micro_batches,
+    our_program,
+    peer_program,
+)
 
-from slipway.arithmetic.parameters import padded_vocabulary  # noqa: E402
-from slipway.trainer import cpu_shim  # noqa: E402
+from benchmarks.measuring import Cost, synchronizer, take_turns  # noqa: E402
+from slipway.trainer import cpu_shim, requirements  # noqa: E402
 from slipway.trainer.config.layout import make_layout  # noqa: E402
 from slipway.trainer.config.settings import Settings, read_settings  # noqa: E402
 from slipway.trainer.world import World  # noqa: E402
 
-Batches = list[tuple[Any, Any]]
-Step = Callable[[], float]
-
-
-class Cost(NamedTuple):
-    """Seconds of one step, and those of CPU time, which other processes on the machine change less."""
-
-    wall: float
-    cpu: float
-
-
 # Four layers: a step of half a second on two cores.
-SMALL = {"layers": 4, "hidden": 256, "heads": 8, "length": 256, "micro_batch": 4, "micro_batches": 2}
-GPT3_1_3B = {"layers": 24, "hidden": 2048, "heads": 16, "length": 2048, "micro_batch": 4, "micro_batches": 4}
+SMALL = Shape(layers=4, hidden=256, heads=8, length=256, vocabulary=8192, micro_batch=4, micro_batches=2)
+GPT3_1_3B = Shape(
+    layers=24, hidden=2048, heads=16, length=2048, vocabulary=50304, micro_batch=4, micro_batches=4
+)
 # The ratios leave it out: it has no fp32 weights that keep small updates.
 NO_PEER = "(GPT by hand, bf16 weights)"
-VOCABULARIES = {"cpu": 8192, "cuda": 50304}
 
 
-def settings_of(shape: Any, precision: str, backend: str, directory: str) -> Settings:
-    """Return the shape in NeMo's words."""
-    return read_settings(
-        {
-            "trainer.max_steps": 1000,
-            "trainer.gradient_clip_val": 1.0,
-            "trainer.precision": "bf16" if precision == "bf16" else 32,
-            "exp_manager.explicit_log_dir": directory,
-            "model.micro_batch_size": shape.micro_batch,
-            "model.global_batch_size": shape.micro_batch * shape.micro_batches,
-            "model.encoder_seq_length": shape.length,
-            "model.num_layers": shape.layers,
-            "model.hidden_size": shape.hidden,
-            "model.num_attention_heads": shape.heads,
-            "model.hidden_dropout": 0.0,
-            "model.attention_dropout": 0.0,
-            "model.attention_backend": backend,
-            "model.megatron_amp_O2": precision == "bf16",
-            "model.transformer_engine": True,
-            "model.make_vocab_size_divisible_by": 128,
-            "model.override_vocab_size": shape.vocabulary,
-            "model.optim.name": "mcore_distributed_optim",
-            "model.optim.lr": 1e-4,
-            "model.optim.weight_decay": 0.1,
-            "model.optim.betas": [0.9, 0.95],
-            "model.data.data_impl": "mock",
-        }
-    )
+def settings_of(shape: Shape, precision: str, backend: str, directory: str) -> Settings:
+    """Return the trainer's settings of a shape with a kind of attention."""
+    keys = keys_of(shape, precision, directory)
+    keys["model.transformer_engine"] = backend == "transformer_engine"
+    return read_settings({**keys, "model.attention_backend": backend})
 
 
-def our_step(settings: Settings, rank_context: Any, shape: Any, batches: list[Any]) -> tuple[Step, int]:
-    """Return our step, and how many parameters it trains."""
-    from slipway.trainer.loop.step import StepReduction, train_losses
-    from slipway.trainer.model.build import build_model
-    from slipway.trainer.model.model import parameter_count
-    from slipway.trainer.optim.build import Optimizer
-
-    padded = padded_vocabulary(shape.vocabulary, settings.architecture.vocab_divisor, 1)
-    model = build_model(settings, rank_context, padded)
-    optimizer = Optimizer(settings, model, rank_context.device)
-
-    def step() -> float:
-        reduction = StepReduction(train_losses(settings, model, iter(batches), shape.micro_batches))
-        optimizer.step(1e-4)
-        return reduction.read()[0]
-
-    return step, parameter_count(model)
-
-
-def peer_steps(shape: Any, device: Any, precision: str, batches: list[Any]) -> dict[str, tuple[Step, int]]:
-    """Return the steps of the peers."""
-    from plain_gpt import HuggingFaceGPT, Peer, PlainGPT
-
-    pairs: Batches = [(batch.tokens, batch.labels) for batch in batches]
+def peer_programs(shape: Shape, device: Any, precision: str, batches: list[Any]) -> dict[str, Program]:
+    """Build the peers."""
     in_bf16 = precision == "bf16"
-    models = {
-        "GPT by hand": Peer(PlainGPT(shape), device, in_bf16),
-        "Hugging Face GPT-2": Peer(HuggingFaceGPT(shape), device, in_bf16),
-    }
+    compiler = torch.compile if device.type == "cuda" else None
+    models = {"GPT by hand": Peer(PlainGPT(shape), device, in_bf16, compiler)}
+    if requirements.version("transformers"):
+        models["Hugging Face GPT-2"] = Peer(HuggingFaceGPT(shape), device, in_bf16)
     if in_bf16:
-        models[NO_PEER] = Peer(PlainGPT(shape), device, False, torch.bfloat16)
-    return {name: ((lambda peer=peer: peer(pairs)), peer.parameters) for name, peer in models.items()}  # type: ignore[misc]
+        models[NO_PEER] = Peer(PlainGPT(shape), device, False, compiler, torch.bfloat16)
+    return {name: peer_program(peer, batches) for name, peer in models.items()}
 
 
-def micro_batches(settings: Settings, rank_context: Any) -> list[Any]:
-    """Make the tokens of a step, once."""
-    from slipway.trainer.data.prefetch import move_to_device
-    from slipway.trainer.data.source import MockSource
-    from slipway.trainer.loop.batch_building import make_batch_builder, vocabulary_of
-
-    vocabulary = vocabulary_of(settings)
-    source = MockSource(settings.seq_length, vocabulary.size, settings.seed)
-    windows: list[int | None] = list(range(settings.global_batch))
-    batch_builder = make_batch_builder(settings, rank_context, vocabulary)
-    return [move_to_device(batch, rank_context.device) for batch in batch_builder.batches(source, windows)]
-
-
-def measure(steps: dict[str, Step], turns: int, count: int, device: Any) -> dict[str, list[Cost]]:
-    """Return the costs of a step of each program, one for each turn."""
-    costs: dict[str, list[Cost]] = {name: [] for name in steps}
-    for name, step in steps.items():
-        first, last = step(), step()
-        if not last < first:
-            raise SystemExit(f"{name} does not learn: {first:.4f}, then {last:.4f}")
-    for _ in range(turns):
-        for name, step in steps.items():
-            start, cpu = time.perf_counter(), time.process_time()
-            for _ in range(count):
-                step()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            wall = time.perf_counter() - start
-            costs[name].append(Cost(wall / count, (time.process_time() - cpu) / count))
-    return costs
-
-
-def report(shape: Any, settings: Settings, costs: dict[str, list[Cost]], device: Any) -> None:
+def report(shape: Shape, settings: Settings, costs: dict[str, list[Cost]], device: Any) -> None:
     """Print the table."""
     from slipway.trainer.report.flops import device_peak, model_flops
 
@@ -169,34 +92,31 @@ def report(shape: Any, settings: Settings, costs: dict[str, list[Cost]], device:
         print(f"{name:28}{wall_cells}{cpu_cells}{flops / wall / 1e12:>9.3f}{utilization:>7}")
 
 
-def compare(rank_context: Any, shape: Any, precision: str, arguments: argparse.Namespace) -> None:
+def compare(rank_context: Any, shape: Shape, precision: str, arguments: argparse.Namespace) -> None:
     """Measure one shape in one precision."""
+    device = rank_context.device
     with tempfile.TemporaryDirectory() as directory:
-        backends = ("transformer_engine", "sdpa") if _has_engine(rank_context.device) else ("sdpa", "local")
-        all_settings = {name: settings_of(shape, precision, name, directory) for name in backends}
-    settings = all_settings[backends[0]]
+        all_settings = {name: settings_of(shape, precision, name, directory) for name in _backends(device)}
+    settings = next(iter(all_settings.values()))
     batches = micro_batches(settings, rank_context)
     programs = {
-        f"ours, {name} attention": our_step(variant, rank_context, shape, batches)
+        f"ours, {name} attention": our_program(variant, rank_context, batches)
         for name, variant in all_settings.items()
-    } | peer_steps(shape, rank_context.device, precision, batches)
-    counts = {count for _, count in programs.values()}
-    if len(counts) != 1:
-        raise SystemExit(f"the models differ in size: {counts}")
-    print(f"\n{precision}: {shape}: {counts.pop():,} parameters")
-    steps = {name: step for name, (step, _) in programs.items()}
-    report(
-        shape,
-        settings,
-        measure(steps, arguments.turns, arguments.steps, rank_context.device),
-        rank_context.device,
-    )
+    } | peer_programs(shape, device, precision, batches)
+    print(f"\n{precision}: {shape}: {check_sizes(programs):,} parameters")
+    steps = {name: program.step for name, program in programs.items()}
+    for name, step in steps.items():
+        check_learning(name, [float(step()) for _ in range(2)])
+    counts = dict.fromkeys(steps, arguments.steps)
+    report(shape, settings, take_turns(steps, arguments.turns, counts, synchronizer(device)), device)
 
 
-def _has_engine(device: Any) -> bool:
-    import importlib.util
+def _backends(device: Any) -> tuple[str, ...]:
+    from slipway.trainer.model.backends import transformer_engine_problem
 
-    return device.type == "cuda" and importlib.util.find_spec("transformer_engine") is not None
+    if device.type == "cpu":
+        return "sdpa", "local"
+    return ("sdpa",) if transformer_engine_problem() else ("transformer_engine", "sdpa")
 
 
 def main() -> None:
@@ -212,13 +132,11 @@ def main() -> None:
     cpu_shim.install()
 
     import megatron.core
-    import transformers
-    from plain_gpt import Shape
 
     from slipway.trainer.distributed import make_rank_context, process_group
 
-    with process_group(World.from_environment({"MASTER_PORT": str(_free_port())}), "auto") as device:
-        shape = Shape(**(GPT3_1_3B if device.type == "cuda" else SMALL), vocabulary=VOCABULARIES[device.type])
+    with process_group(World.from_environment({"MASTER_PORT": str(free_port())}), "auto") as device:
+        shape = GPT3_1_3B if device.type == "cuda" else SMALL
         with tempfile.TemporaryDirectory() as directory:
             layout = make_layout(settings_of(shape, "fp32", "auto", directory), 1)
         rank_context = make_rank_context(World.from_environment({}), layout, device)
@@ -227,9 +145,10 @@ def main() -> None:
             if device.type == "cuda"
             else f"{torch.get_num_threads()} CPU threads"
         )
+        transformers = requirements.version("transformers") or "not installed"
         print(
             f"torch {torch.__version__}, megatron-core {megatron.core.__version__}, transformers "
-            f"{transformers.__version__}, {name}; medians of {arguments.turns} interleaved turns of "
+            f"{transformers}, {name}; medians of {arguments.turns} interleaved turns of "
             f"{arguments.steps} steps"
         )
         precisions = ("bf16",) if device.type == "cuda" else ("fp32", "bf16")
@@ -239,15 +158,6 @@ def main() -> None:
         "\nratio: of the medians to the best peer's, above 1 is faster; of CPU seconds on a shared machine."
     )
     print("Aim: 1 on a CPU; on a GPU 0.9, with 45 % of its peak (MFU).")
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-    return port
 
 
 if __name__ == "__main__":

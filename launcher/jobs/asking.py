@@ -83,7 +83,7 @@ def is_outdated(status: LaunchStatus) -> bool:
         if state in told and attempt.number >= job.restarts:
             return True
     is_new = status.state is State.PENDING and not status.restarts and job_id not in newest
-    return is_new and launch.paths.log(job_id).exists()
+    return is_new and _change_time(launch.paths.log(job_id)) > 0
 
 
 def _change_time(path: Path) -> float:

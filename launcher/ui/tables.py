@@ -95,8 +95,8 @@ def rich_table(
     table = new_table(show_edge=False)
     for index in indices:
         table.add_column(columns[index].lower(), no_wrap=True)
-    for row, state in zip(short, states, strict=True):
-        style = _style(state, row[-1])
+    for whole, row, state in zip(rows, short, states, strict=True):
+        style = _style(state, whole[-1])
         cells = [Text(row[index], style if columns[index] == "STATE" else "") for index in indices]
         table.add_row(*cells)
     return table

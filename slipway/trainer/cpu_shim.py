@@ -16,6 +16,8 @@ import torch
 
 from slipway.trainer import startup_cost
 
+# torch's own, which `install` takes from megatron-core.
+COMPILER = torch.compile
 # The modules on GPT's path that spell device="cuda" out.
 _LITERAL_CUDA = (
     "megatron.core.dist_checkpointing.exchange_utils",

@@ -24,8 +24,10 @@ _DETERMINISTIC = {
 }
 
 
-def prepare_environment(settings: Settings, environment: MutableMapping[str, str]) -> None:
+def prepare_environment(settings: Settings, world: World, environment: MutableMapping[str, str]) -> None:
     """Set the variables that libraries read once, where the job has not set them."""
+    if settings.accelerator != "cpu" or settings.compile_layers == "True":
+        _prepare_compiler(settings, world, environment)
     if settings.accelerator in ("cpu", "auto"):
         # A thread that waits for another sleeps, and leaves the core to it: ranks that share cores, with each
         # other or with other programs, otherwise spend most of their time in OpenMP's busy waiting.
@@ -34,12 +36,30 @@ def prepare_environment(settings: Settings, environment: MutableMapping[str, str
         # CUDA, and all that asks for it, is then not there: torch reads this when it first looks for devices.
         environment["CUDA_VISIBLE_DEVICES"] = ""
         return
+    if not environment.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
+        # Segments grow in place of many that nothing fits into. Only NCCL's user buffers forbid them, which
+        # this trainer does not have.
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if settings.parallel.tensor > 1 or settings.parallel.context > 1:
         # One queue to the GPU, so that communication starts before the computation that it hides behind.
         environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if settings.deterministic:
         for name, value in _DETERMINISTIC.items():
             environment.setdefault(name, value)
+
+
+def _prepare_compiler(settings: Settings, world: World, environment: MutableMapping[str, str]) -> None:
+    """Keep compiled kernels with the run, so that a later launch in a fresh container loads them.
+
+    Ranks and launches may share the directory: torch and Triton write a file under another name and rename
+    it, and the names are hashes of what is compiled, with which compiler and for which device.
+    """
+    own = str(settings.output.log_dir.absolute() / "compiled")
+    kernels = Path(environment.setdefault("TORCHINDUCTOR_CACHE_DIR", own))
+    environment.setdefault("TRITON_CACHE_DIR", str(kernels / "triton"))
+    # This process may be bound to its share of the cores already; torch takes 32 at most.
+    share = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // world.local_size, 32)
+    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, share)))
 
 
 def choose_device(world: World, accelerator: str) -> Any:

@@ -69,7 +69,7 @@ def _pretrain(options: argparse.Namespace, process: _Process) -> int:
             requirements.check(requirements.TENSORBOARD, "; or exp_manager.create_tensorboard_logger=False")
         process.log_dir = settings.output.log_dir
         # Before torch is imported: that loads OpenMP, and rank 0 writes torch's version down.
-        prepare_environment(settings, os.environ)
+        prepare_environment(settings, world, os.environ)
         startup_cost.skip_s3()
         _open_logs(settings.output.log_dir, world, config)
         return _train(settings, layout, process, flat, options)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from benchmarks.gpu_check.checks import (
     check_devices,
     check_versions,
     compared,
+    drawn,
     measured,
     resumed,
 )
@@ -38,16 +39,17 @@ pytestmark = pytest.mark.trainer
 H100 = {"name": "NVIDIA H100 80GB HBM3", "memory": 80 << 30, "capability": "9.0"}
 
 
-def make_training(*losses: float, **fields: Any) -> Trained:
-    """Return a training that reported these losses and saved after its second step."""
+def make_training(*losses: float, saved: int = 2, **fields: Any) -> Trained:
+    """Return a training that reported these losses and saved after its second step; it warms up for 14."""
     steps = [
         {
             "kind": "train",
             "step": number,
             "loss": loss,
             "grad_norm": 1.0,
-            "step_time": 0.5,
-            "memory_bytes": (2 + (number > 2)) << 30,
+            "step_time": 0.5 if 15 <= number <= 40 else 5.0,
+            "data_wait": 0.01,
+            "memory_bytes": (2 + (number > saved)) << 30,
             "tflops_per_gpu": 400.0,
             "mfu": 0.4,
             "mfu_causal": 0.38,
@@ -55,8 +57,12 @@ def make_training(*losses: float, **fields: Any) -> Trained:
         for number, loss in enumerate(losses, 1)
     ]
     start = {"kind": "start", "step": 2, "tokens_per_step": 1000, "parameters": 5}
-    save = {"kind": "checkpoint", "step": 2, "seconds": 1.5}
-    return replace(Trained([0], [start, *steps, save], ""), **fields)
+    save = {"kind": "checkpoint", "step": saved, "seconds": 1.5}
+    phases = [
+        {"kind": "phases", "last_step": step, "phases": {"optimizer": {"max": 0.001 * step}}}
+        for step in range(10, len(losses) + 1, 10)
+    ]
+    return replace(Trained([0], [start, *steps, *phases, save], ""), **fields)
 
 
 def machine(tmp_path: Path, **description: Any) -> Machine:
@@ -94,19 +100,24 @@ def test_resumed_training_equals_the_whole_one_bitwise() -> None:
     assert resumed(whole, whole, was_running=False, is_gpu=False).state == "failed"
 
 
-def test_throughput_is_reported_with_both_definitions_of_mfu() -> None:
-    row = measured(make_training(*[5.0] * 12))
+def test_throughput_is_that_of_steady_steps_without_a_save_between() -> None:
+    row = measured(make_training(*[5.0] * 42, saved=40))
     assert row.state == "passed"
-    assert {
-        name: row.numbers[name] for name in ("step_seconds", "tokens_per_second", "mfu", "mfu_causal")
-    } == {
+    expected = {
         "step_seconds": 0.5,
+        "slowest": 0.5,
         "tokens_per_second": 2000.0,
         "mfu": 0.4,
         "mfu_causal": 0.38,
+        "data_wait": 0.01,
+        "phases": {"optimizer": 0.04},
+        "peak_before_save": 2 << 30,
+        "peak_after_save": 3 << 30,
     }
-    assert (row.numbers["peak_before_save"], row.numbers["peak_after_save"]) == (2 << 30, 3 << 30)
-    assert row.detail.startswith("0.500 s a step, 2,000 tokens/s, MFU 40.0 %; peak 2.00 GiB before a save")
+    assert {name: row.numbers[name] for name in expected} == expected
+    assert row.detail.startswith(
+        "0.500 s a step (0.500-0.500), 2,000 tokens/s, MFU 40.0 %; peak 2.00 GiB before a save"
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,29 +186,72 @@ def test_throughput_is_skipped_without_a_gpu(tmp_path: Path) -> None:
     assert row == Row("throughput", "skipped", "trainer.devices=8 and 1 visible")
 
 
-def test_throughput_names_the_key_where_transformer_engine_is_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("problem", ["ImportError", None])
+def test_throughput_is_measured_without_transformer_engine_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str | None
+) -> None:
+    started: dict[str, Any] = {}
+    monkeypatch.setattr(Machine, "start", lambda _, name, changes, *__: started.update(changes) or [])
+    monkeypatch.setattr(Machine, "finish", lambda *_: make_training(*[5.0] * 42, saved=40))
     config = {"trainer": {"devices": 1}, "model": {"transformer_engine": True}}
-    (row,) = checks.check_throughput(machine(tmp_path, gpus=[H100]), config)
-    assert (row.state, row.detail) == ("failed", "model.transformer_engine=True: ImportError")
-    assert row.fix is not None and row.fix.startswith("training.model.transformer_engine=False")
+    one = machine(tmp_path, gpus=[H100], transformer_engine_problem=problem)
+    (row,) = checks.check_throughput(one, config)
+    assert row.state == "passed"
+    assert row.detail.startswith("without Transformer Engine: 0.500 s") == bool(problem)
+    assert started.get("model.transformer_engine", True) == (problem is None)
+
+
+def test_wrong_masks_fail() -> None:
+    """Draws that four neighbours share, and a recomputed mask of its own, as torch 2.13 made them on CUDA."""
+    import torch
+
+    from benchmarks.gpu_check.dropout import summarize_masks
+
+    generator = torch.Generator().manual_seed(1)
+    shape = (256, 2, 64)
+    tokens = torch.zeros(256, 2, dtype=torch.bool)
+    tokens[::8] = True
+
+    def draw(keep: float = 0.5) -> Any:
+        return torch.rand(shape, generator=generator) < keep
+
+    def row(first: Any, second: Any, backward: Any) -> Row:
+        gradients = tuple(2 * mask[tokens].sum(0) for mask in (backward, second))
+        return drawn({"f": asdict(summarize_masks(first, first, gradients, tokens))})
+
+    good, other = draw(), draw()
+    shared = good[..., ::4].repeat_interleave(4, -1)
+    seldom = draw(0.45)
+    assert row(good, good, good).state == "passed"
+    for masks, fault in (
+        ((shared, shared, shared), "f: four neighbours vary "),
+        ((seldom, seldom, seldom), "f keeps 0.4"),
+        ((good, good, other), "f: the backward pass has another mask"),
+        ((good, other, good), "f: recomputation has another mask"),
+    ):
+        failed = row(*masks)
+        assert (failed.state, failed.detail[: len(fault)]) == ("failed", fault)
 
 
 def test_a_check_runs_as_a_job_would(
     tmp_path: Path, warm_python: Path, run_check: Callable[..., Any]
 ) -> None:
     """Its processes are forks; `test_other_megatron_core_is_a_failure` starts a new process."""
-    options = ["--directory", str(tmp_path), "--only", "devices,resume"]
+    options = ["--directory", str(tmp_path), "--only", "devices,dropout,resume"]
     result = run_check(*options, interpreter=warm_python)
     assert result.returncode == 0, result.stdout + result.stderr
     content = json.loads((tmp_path / "gpu_check.json").read_text())
     assert [(row["check"], row["state"]) for row in content["rows"]] == [
         ("devices", "skipped"),
+        ("dropout", "passed"),
+        ("dropout recompute", "passed"),
         ("resume", "passed"),
     ]
     assert content["finished"] is True
     # Killed after step 4; a slow look may see it after the next save.
-    assert content["rows"][1]["numbers"]["resumed_at"] in (3, 6)
-    assert result.stdout.splitlines()[1].startswith(
+    assert content["rows"][-1]["numbers"]["resumed_at"] in (3, 6)
+    assert content["rows"][2]["numbers"]["all"] == 0.0
+    assert result.stdout.splitlines()[3].startswith(
         "resume              passed   killed with SIGKILL, resumed"
     )
     # Evidence is never overwritten.

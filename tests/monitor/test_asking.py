@@ -45,7 +45,7 @@ CASES: list[tuple[str, JobStatus, Callable[[Path], object], bool]] = [
     ("a link that was not known began", replace(RUNNING, chain=CHAIN), lambda d: begin(d, "13"), True),
     (
         "a link before it ended",
-        replace(RUNNING, chain=replace(CHAIN, current=2)),
+        replace(RUNNING, chain=CHAIN._replace(current=2)),
         lambda d: end(d, "9"),
         False,
     ),

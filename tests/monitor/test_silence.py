@@ -12,6 +12,7 @@ from monitor_samples import FakeScheduler, Runs, append, end, slipway, start, tr
 from launcher.monitor.progress import Progress, find_silence, read_schedule
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
+from launcher.ui.tables import REASON, colour, rich_table
 from slipway.common.node.events import parse_event
 from slipway.watch.pace import Schedule
 
@@ -83,3 +84,12 @@ def test_a_job_without_a_trainer_is_not_silent(
     rows = {row["run"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["trains"]["step_seconds"] == 28.0 and rows["trains"]["no_step_seconds"] > 1e9
     assert rows["tokenizes"]["no_step_seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "style"), [("no new step for 5 m", "bold yellow"), ("-", colour(State.RUNNING))]
+)
+def test_the_state_of_a_silent_job_has_another_colour(reason: str, style: str) -> None:
+    table = rich_table(("RUN", "STATE", REASON), [("trains", "RUNNING", reason)], [State.RUNNING], 80)
+    (cell,) = table.columns[1].cells
+    assert (str(cell), cell.style) == ("RUNNING", style)  # type: ignore[union-attr]

@@ -46,7 +46,7 @@ def configure(settings: Settings, rank_context: Any, world: int) -> Gpu:
     from slipway.trainer.optim.build import _config
 
     on_cuda, environment = replace(rank_context, device=CUDA), {}
-    prepare_environment(settings, environment)
+    prepare_environment(settings, rank_context.world, environment)
     return Gpu(
         settings,
         make_layout(settings, world),

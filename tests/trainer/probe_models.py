@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
         }
         result["decay"] = weight_decay(settings, rank_context)
         result["norm"] = norm_difference()
+        result["small_scale"] = small_scale_counts()
         result["foreign"] = foreign_token(device)
         result["waits"] = waits_in_a_step(settings, rank_context)
         result["overflow"] = overflowing_gradient(settings, rank_context)
@@ -154,3 +155,15 @@ def norm_difference() -> float:
     x = torch.randn(3, 16)
     difference = ZeroCenteredLayerNorm(None, 16)(x) - torch.nn.functional.layer_norm(x, (16,))
     return float(difference.abs().max())
+
+
+def small_scale_counts() -> bool:
+    """Return whether layernorm1p in bf16 scales by 1.003, which bf16 does not have."""
+    from slipway.trainer.model.layers import ZeroCenteredLayerNorm
+
+    norm, x = ZeroCenteredLayerNorm(None, 512).bfloat16(), torch.randn(3, 512).bfloat16()
+    torch.nn.init.constant_(norm.weight, 0.003)
+    scale = 1 + norm.weight.float()
+    expected = torch.nn.functional.layer_norm(x.float(), (512,), scale).bfloat16()
+    plain = torch.nn.functional.layer_norm(x.float(), (512,)).bfloat16()
+    return bool((norm(x) == expected).all() and (expected != plain).any())

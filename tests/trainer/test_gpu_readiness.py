@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -15,6 +17,7 @@ from slipway.trainer import device, requirements
 from slipway.trainer.config.load import flatten
 from slipway.trainer.config.settings import Settings, read_settings
 from slipway.trainer.report.progress import StepClock
+from slipway.trainer.world import World
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
@@ -25,6 +28,14 @@ TENSOR = "model.tensor_model_parallel_size"
 DETERMINISTIC = "model.deterministic_mode"
 # The variables for waiting threads of OpenMP.
 SLEEPING = {"OMP_WAIT_POLICY": "PASSIVE"}
+WORLD = World(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=0)
+ALLOCATOR, THREADS = "PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_COMPILE_THREADS"
+COMPILING = {
+    "TORCHINDUCTOR_CACHE_DIR": "/absent/compiled",
+    "TRITON_CACHE_DIR": "/absent/compiled/triton",
+    THREADS: str(min(len(os.sched_getaffinity(0)), os.cpu_count() or 1, 32)),
+    ALLOCATOR: "expandable_segments:True",
+}
 
 
 @pytest.fixture(scope="module")
@@ -117,25 +128,51 @@ def settings(configuration: Callable[..., dict[str, Any]]) -> Callable[..., Sett
     return read
 
 
+def _prepare(settings: Settings, variables: dict[str, str] | None = None, world: World = WORLD) -> Any:
+    prepared = dict(variables or {})
+    device.prepare_environment(settings, world, prepared)
+    return prepared
+
+
 def test_the_environment_is_prepared_before_cuda_starts(settings: Callable[..., Settings]) -> None:
-    variables: dict[str, str] = {"NCCL_ALGO": "Tree"}
-    device.prepare_environment(settings(**{DETERMINISTIC: True, TENSOR: 2}), variables)
-    assert variables == {
+    assert _prepare(settings(**{DETERMINISTIC: True, TENSOR: 2}), {"NCCL_ALGO": "Tree"}) == {
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
         "NCCL_ALGO": "Tree",
         **SLEEPING,
+        **COMPILING,
     }
-    hidden: dict[str, str] = {}
-    device.prepare_environment(settings(**{"trainer.accelerator": "cpu", DETERMINISTIC: True}), hidden)
-    assert hidden == {"CUDA_VISIBLE_DEVICES": "", **SLEEPING}
-    plain: dict[str, str] = {}
-    device.prepare_environment(settings(**{"trainer.accelerator": "gpu"}), plain)
-    assert plain == {}
-    chosen = {"OMP_WAIT_POLICY": "ACTIVE"}
-    device.prepare_environment(settings(), chosen)
-    assert chosen == {"OMP_WAIT_POLICY": "ACTIVE"}
+    on_cpu = settings(**{"trainer.accelerator": "cpu", DETERMINISTIC: True})
+    assert _prepare(on_cpu) == {"CUDA_VISIBLE_DEVICES": "", **SLEEPING}
+    assert _prepare(settings(**{"trainer.accelerator": "gpu"})) == COMPILING
+    kernels = {name: value for name, value in COMPILING.items() if name != ALLOCATOR}
+    compiled = settings(**{"trainer.accelerator": "cpu", "model.compile_layers": True})
+    assert _prepare(compiled) == {"CUDA_VISIBLE_DEVICES": "", **SLEEPING, **kernels}
+
+
+def test_a_value_of_the_job_stays_in_the_environment(settings: Callable[..., Settings]) -> None:
+    chosen = dict.fromkeys((*SLEEPING, *COMPILING), "chosen")
+    assert _prepare(settings(), chosen) == chosen
+    # The allocator has a second name, and Triton's files follow the compiler's.
+    others = _prepare(settings(), {"PYTORCH_ALLOC_CONF": "", "TORCHINDUCTOR_CACHE_DIR": "/local"})
+    assert ALLOCATOR not in others
+    assert others["TRITON_CACHE_DIR"] == "/local/triton"
+
+
+def test_ranks_of_a_node_share_its_cores_to_compile(
+    settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count_threads(bound: int, cores: int, ranks: int) -> str:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(bound)))
+        monkeypatch.setattr(os, "cpu_count", lambda: cores)
+        threads: str = _prepare(settings(), world=replace(WORLD, local_size=ranks))[THREADS]
+        return threads
+
+    assert count_threads(bound=64, cores=64, ranks=8) == "8"
+    assert count_threads(bound=8, cores=64, ranks=8) == "8"
+    assert count_threads(bound=2, cores=2, ranks=4) == "1"
+    assert count_threads(bound=128, cores=128, ranks=1) == "32"
 
 
 def test_timeouts_are_read_from_keys(settings: Callable[..., Settings]) -> None:

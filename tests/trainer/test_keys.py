@@ -21,6 +21,7 @@ from slipway.trainer.report.provenance import overridden_keys
 
 pytestmark = pytest.mark.trainer
 
+COMPILED = {"model.compile_layers": True}
 CALLBACK = "exp_manager.checkpoint_callback_params"
 
 
@@ -100,6 +101,8 @@ def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
         ("model.activation", "swigl", "did you mean 'swiglu'"),
         ("model.normalization", "batchnorm", "layernorm1p"),
         ("model.attention_backend", "flash", "one of auto, transformer_engine, sdpa, local"),
+        ("model.compile_layers", "ture", "one of auto, True, False; did you mean 'True'?"),
+        ("model.compile_layers", 1, "one of auto, True, False"),
         ("model.data.seq_length", 64, "the same as model.encoder_seq_length=32"),
         ("model.max_position_embeddings", 16, "at least"),
         ("model.data.splits_string", "90,10,0,0", "three weights"),
@@ -228,6 +231,14 @@ def test_the_time_limit_is_the_shorter_of_the_two(flat: dict[str, Any]) -> None:
         ({"trainer.devices": 3, "model.tensor_model_parallel_size": 2}, 3, "divisor of the 3 processes"),
         ({"trainer.devices": 8, "model.tensor_model_parallel_size": 8}, 8, "num_attention_heads=4"),
         ({"trainer.devices": 2, "model.global_batch_size": 6}, 2, "= 4"),
+        (
+            {**COMPILED, "model.tensor_model_parallel_size": 2, "trainer.devices": 2},
+            2,
+            "compile_layers=True: model.tensor_model_parallel_size=2: torch.compile cannot trace",
+        ),
+        ({**COMPILED, "model.context_parallel_size": 2, "trainer.devices": 2}, 2, "context_parallel_size=2"),
+        ({**COMPILED, "model.transformer_engine": True}, 1, "Transformer Engine's own .* auto or False"),
+        ({**COMPILED, "model.attention_backend": "local"}, 1, "only sdpa can be traced"),
     ],
 )
 def test_sizes_that_do_not_fit_each_other_are_refused(
@@ -235,6 +246,11 @@ def test_sizes_that_do_not_fit_each_other_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         make_layout(read_settings({**flat, **changes}), world)
+
+
+def test_layers_are_compiled_on_a_cpu_whatever_a_gpu_would_use(flat: dict[str, Any]) -> None:
+    stock = {"model.transformer_engine": True, "trainer.accelerator": "cpu"}
+    assert make_layout(read_settings({**flat, **COMPILED, **stock}), 1)
 
 
 def test_micro_batches_are_shared_among_copies(flat: dict[str, Any]) -> None:

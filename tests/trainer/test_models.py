@@ -127,5 +127,9 @@ def test_a_fresh_layernorm1p_is_a_layer_norm(probe: dict[str, Any]) -> None:
     assert probe["norm"] < 1e-6
 
 
+def test_layernorm1p_adds_one_in_32_bits(probe: dict[str, Any]) -> None:
+    assert probe["small_scale"]
+
+
 def test_tokens_of_another_tokenizer_are_refused(probe: dict[str, Any]) -> None:
     assert "ends at 9: were they made with another tokenizer?" in probe["foreign"]

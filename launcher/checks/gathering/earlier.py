@@ -48,6 +48,7 @@ _FREE = re.compile(
     r"|ub_tp_comm_overlap\w*|tp_comm\w*|(nsys|torch|memory)_profile\..*|gc_interval|\w*fusion"
     r"|gradient_as_bucket_view"
     r"|sync_batch_comm|use_cpu_initialization|onnx_safe|use_flash_attention|attention_backend|transformer_engine"
+    r"|compile_layers"
     r"|data\.(num_workers|index_mapping_dir|exchange_indices_distributed|pin_memory)"
     r"|optim\.(overlap_\w+|bucket_cap_mb|contiguous_grad_buffer|grad_sync_dtype|dgrad\w*))"
 )

@@ -15,7 +15,7 @@ from slipway.arithmetic.layout import (
 from slipway.common.errors import UserError
 from slipway.trainer.config.fp8 import check_shapes
 from slipway.trainer.config.parallel import PIPELINE, VIRTUAL
-from slipway.trainer.config.settings import Settings
+from slipway.trainer.config.settings import COMPILE, Settings
 from slipway.trainer.config.t5 import DECODER, ENCODER, check_tensor
 
 
@@ -57,6 +57,8 @@ def make_layout(settings: Settings, world: int) -> Layout:
     _check_stages(settings)
     _check_sequence(settings)
     _check_fp8(settings)
+    if settings.compile_layers == "True" and (obstacle := find_compile_obstacle(settings)):
+        raise UserError(f"{COMPILE}=True: {obstacle}; expected auto or False")
     data = sizes.data(nodes=1)
     if not divides_batch(sizes, nodes=1):
         raise UserError(
@@ -154,6 +156,22 @@ def _check_fp8(settings: Settings) -> None:
         stacks = {ENCODER: settings.encoder, DECODER: settings.architecture}
     for node, shape in stacks.items():
         check_shapes(settings.fp8, node, shape, settings.micro_batch, settings.parallel)
+
+
+def find_compile_obstacle(settings: Settings) -> str | None:
+    """Return why whole layers cannot be compiled in any process; None if they can."""
+    parallel, shape = settings.parallel, settings.architecture
+    for key, ranks in (("tensor_model", parallel.tensor), ("context", parallel.context)):
+        if ranks > 1:
+            return (
+                f"model.{key}_parallel_size={ranks}: torch.compile cannot trace the exchanges within "
+                "megatron-core's layers (NVIDIA/Megatron-LM issue 2598)"
+            )
+    if shape.transformer_engine and settings.accelerator != "cpu":
+        return "model.transformer_engine=True: the layers are Transformer Engine's own kernels"
+    if shape.attention_backend not in ("auto", "sdpa"):
+        return f"model.attention_backend={shape.attention_backend}: only sdpa can be traced"
+    return None
 
 
 def _check_interleaving(settings: Settings, sizes: ParallelConfig) -> None:

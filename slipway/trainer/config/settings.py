@@ -17,14 +17,16 @@ from slipway.trainer.config.parallel import Overlap, Parallel, Timeouts, read_ov
 from slipway.trainer.config.profiling import Profiling, read_profiling
 from slipway.trainer.config.rampup import Rampup, read_rampup
 from slipway.trainer.config.resume import Resume, read_resume
-from slipway.trainer.config.rows import COUNT, OFF, ON, SIZE, Row, optional, path, read_rows, rows_of
+from slipway.trainer.config.rows import COUNT, OFF, ON, SIZE, Reader, Row, optional, path, read_rows, rows_of
 from slipway.trainer.config.saving import Saving, read_saving
 from slipway.trainer.config.t5 import Denoising, is_t5, read_denoising, read_stacks
 from slipway.trainer.config.values import Values
 
 # Without a CUDA device "auto" takes the CPU, and "gpu" and "cuda" are refused.
 ACCELERATORS = ("gpu", "cuda", "cpu", "auto")
+COMPILE = "model.compile_layers"
 PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "32": "fp32", "32-true": "fp32"}
+_COMPILE: Reader = partial(Values.choice, valid=("auto", "True", "False"), default="auto")
 _DURATION = re.compile(":".join([r"(\d{1,9})"] * 4), re.ASCII)
 
 
@@ -144,6 +146,7 @@ class Settings:
         bool,
         Row("model.gradient_accumulation_fusion", OFF, on_cpu="kernels of Transformer Engine and Apex"),
     ]
+    compile_layers: Annotated[Literal["auto", "True", "False"], Row(COMPILE, _COMPILE)]
     deterministic: Annotated[bool, Row("model.deterministic_mode", OFF)]
     timeouts: Timeouts
     profiling: Profiling

@@ -156,7 +156,7 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
     """Measure the held-out loss of all checkpoints; return those that have one, as rank 0 chose them."""
     settings = read_heldout_settings(run.flat, perplexity)
     layout = evaluation_layout(settings, run.world.size)
-    prepare_environment(settings, os.environ)
+    prepare_environment(settings, run.world, os.environ)
     # Importing torch and megatron-core takes seconds: report a mistake in the configuration before.
     with startup_cost.pause_garbage_collection():
         from slipway.trainer import cpu_shim

@@ -48,7 +48,7 @@ def _model(session: Session) -> str:
     return (
         f"{kind}: {count(session.parameters)} parameters | {layers} layers, "
         f"hidden {shape.hidden_size}, ffn {shape.ffn_hidden_size}, {shape.num_attention_heads} heads | "
-        f"attention: {session.attention} | "
+        f"attention: {session.attention}{'' if session.model.uncompiled else ', layers compiled'} | "
         f"{precision} | vocabulary {session.vocabulary.size:,} padded to {session.padded_vocabulary:,}"
     )
 
@@ -161,6 +161,11 @@ def _notes(session: Session) -> list[str]:
         notes.append(
             "note: model.gradient_accumulation_fusion=True: the head needs Apex for it, which is not there"
             f"{'' if uses_transformer_engine(shape, device) else ', and the layers Transformer Engine'}"
+        )
+    uncompiled = session.model.uncompiled
+    if device.type == "cuda" and uncompiled and not uses_transformer_engine(shape, device):
+        notes.append(
+            f"note: model.compile_layers={settings.compile_layers}: layers are not compiled: {uncompiled}"
         )
     if device.type == "cuda" and overlaps_p2p(settings.parallel) and not settings.parallel.overlap_p2p:
         notes.append(

@@ -140,8 +140,9 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
 
     def _generator(self) -> Any:
         # As in megatron-core: heads differ between tensor-parallel ranks, and so must their dropout. Under
-        # sequence parallelism the whole layer runs inside this fork already.
-        if self.config.sequence_parallel:
+        # sequence parallelism the whole layer runs inside this fork already. A compiled layer, which no rank
+        # shares, needs none, and cannot change generators.
+        if self.config.sequence_parallel or torch.compiler.is_compiling():
             return contextlib.nullcontext()
         return tensor_parallel.get_cuda_rng_tracker().fork()
 

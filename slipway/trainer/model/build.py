@@ -14,6 +14,7 @@ from megatron.core.transformer.module import Float16Module
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.distributed import RankContext
 from slipway.trainer.model.backends import fuse_accumulation, overlaps_tensor, start_tensor_overlap
+from slipway.trainer.model.compiled import compile_layers, explain_uncompiled, guard_dropout
 from slipway.trainer.model.gpt import gpt_chunks
 from slipway.trainer.model.loss import compute_loss
 from slipway.trainer.model.model import Model
@@ -65,7 +66,14 @@ def build_model(
     wrapped = [_wrap(config, chunk, settings, rank_context, number) for number, chunk in enumerate(chunks)]
     config.finalize_model_grads_func = finalize_model_grads
     _set_communication(config, wrapped, settings)
-    return Model(wrapped, config)
+    guard_dropout(settings, rank_context.device)
+    # Texts and evaluations have other lengths than a training, and each would be another graph.
+    uncompiled = (
+        explain_uncompiled(settings, config, wrapped, rank_context.device) if is_trained else "not trained"
+    )
+    if uncompiled is None:
+        compile_layers(wrapped)
+    return Model(wrapped, config, uncompiled)
 
 
 def data_parallel_config(settings: Settings, device: Any) -> DistributedDataParallelConfig:

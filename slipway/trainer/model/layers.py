@@ -10,10 +10,12 @@ import copy
 from typing import Any, Literal
 
 import torch
+from megatron.core.jit import jit_fuser
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -69,6 +71,10 @@ def stack_layers(
         parts.input_layernorm = parts.pre_mlp_layernorm = final_norm
         if hasattr(parts.cross_attention, "submodules"):
             parts.pre_cross_attn_layernorm = final_norm
+    for block in (parts.self_attention, parts.cross_attention, parts.mlp):
+        for name in ("linear_proj", "linear_fc2"):
+            if getattr(getattr(block, "submodules", None), name, None) is RowParallelLinear:
+                setattr(block.submodules, name, RowLinear)
     count = get_num_layers_to_build(config, vp_stage=virtual_stage)
     return TransformerBlockSubmodules([layer] * count, layer_norm=final_norm)
 
@@ -78,6 +84,17 @@ def norm(shape: Architecture) -> type:
     if shape.normalization == "RMSNorm":
         return RMSNorm
     return ZeroCenteredLayerNorm if shape.zero_centered_gamma else LayerNorm
+
+
+class RowLinear(RowParallelLinear):  # type: ignore[misc]
+    """megatron-core's linear layer with its group, in place of the default of a call without one.
+
+    Without one, rank 0 warns in every call (megatron-core 0.16.1, utils.py, 501), and a warning cannot be
+    part of a compiled graph.
+    """
+
+    def _forward_impl(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._forward_impl(*args, **{**kwargs, "tp_group": self.tp_group})
 
 
 class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
@@ -119,7 +136,15 @@ class ZeroCenteredLayerNorm(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Any) -> Any:
         """Normalize the last dimension."""
-        return torch.nn.functional.layer_norm(x, self.weight.shape, 1 + self.weight, self.bias, self.eps)
+        return _normalize(x, self.weight, self.bias, self.eps)
+
+
+@jit_fuser  # type: ignore[untyped-decorator]
+def _normalize(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    # In 32 bits, as in Transformer Engine: bf16 has no number between 1 and 1.0078, and a small weight would
+    # change nothing.
+    scale = 1 + weight.float()
+    return torch.nn.functional.layer_norm(x.float(), weight.shape, scale, bias.float(), eps).to(x.dtype)
 
 
 def _mark(module: Any, config: Any) -> None:

@@ -23,10 +23,13 @@ class Model:
         pipeline stages.
     config
         The TransformerConfig of the (decoder's) layers.
+    uncompiled
+        Why layers run operation by operation; None if each is one compiled graph.
     """
 
     chunks: list[Any]
     config: Any
+    uncompiled: str | None = None
 
     def train(self) -> None:
         """Switch dropout on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ def seed_training(seed: int) -> None:
     _seed(seed + _STAGE * parallel_state.get_pipeline_model_parallel_rank())
 
 
+@functools.cache  # Chunks of one class share compiled graphs.
 def make_seeded_layer(seed: int) -> type[TransformerLayer]:
     """Return a TransformerLayer whose weights are drawn from the seed and the layer's number in the model.
 

@@ -44,7 +44,10 @@ def main(arguments: list[str]) -> int:
         for name in cases:
             right.setdefault(name.split()[0], settings[name])
         results = {
-            name: compare(settings[name], rank_context, references, name.split()[0], right) for name in cases
+            name: compare(
+                settings[name], rank_context, references, name.split()[0], right, "compiled" in name
+            )
+            for name in cases
         }
         checks = {} if device.type == "cuda" else attention_checks(world.size)
     if world.is_main:
@@ -64,12 +67,14 @@ def compare(
     references: dict[str, Any],
     family: str,
     right: dict[str, Settings],
+    compiled: bool,
 ) -> dict[str, float]:
     """Return the largest differences: of logits, and of a parameter's gradient, relative to its largest.
 
     `ours` and `theirs` are differences of logits in 32 bits from Hugging Face's in 64 bits.
     """
     from slipway.trainer.model.build import build_model
+    from slipway.trainer.model.compiled import compile_layers
 
     reference = references[family]
     vocabulary = reference["logits"].shape[-1]
@@ -77,6 +82,8 @@ def compare(
         build_model(settings, rank_context, vocabulary),
         rows_by_parameter(right[family], vocabulary),
     )
+    if compiled:
+        compile_layers(model.chunks, "aot_eager")
     model.train()
     model.zero_grad_buffer()
     chunk = model.chunks[0]

@@ -105,9 +105,12 @@ def _cases(backends: tuple[str, ...], ranks: int) -> dict[str, dict[str, Any]]:
         for backend in backends
     }
     if ranks == 1:
-        return cases | {
-            name: {**common, **FAMILIES[name.split()[0]], **keys} for name, keys in CONTROLS.items()
-        }
+        compiled = {f"{family} compiled": cases[f"{family} {backends[0]}"] for family in FAMILIES}
+        return (
+            cases
+            | compiled
+            | {name: {**common, **FAMILIES[name.split()[0]], **keys} for name, keys in CONTROLS.items()}
+        )
     sequence = {"model.sequence_parallel": True}
     return cases | {f"{name} sequence": {**common, **keys, **sequence} for name, keys in _SEQUENCES.items()}
 
@@ -207,6 +210,12 @@ def test_outputs_equal_hugging_faces_with_sequence_parallelism(
     _check(differences)
     # A norm's gradient that is not added up over the ranks is wrong by about half.
     assert differences["gradient"] < 1e-2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_layers_compute_bitwise_the_same(results: dict[int, dict[str, Any]], family: str) -> None:
+    cases = results[1]["cases"]
+    assert cases[f"{family} compiled"] == cases[f"{family} sdpa"]
 
 
 @pytest.mark.parametrize("name", CONTROLS)
