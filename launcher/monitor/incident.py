@@ -38,6 +38,8 @@ from slipway.common.node.events import Train
 from slipway.common.node.evidence import read_rank_failures
 from slipway.common.node.excluded import EXCLUDED_NODES, read_excluded
 from slipway.common.node.marks import MARKS
+from slipway.watch.alerts import ALERTS, read_alerts
+from slipway.watch.messages import draw
 
 REPORT = "incident.md"
 # Bytes of the end of a log, of any other file, and of all files.
@@ -142,7 +144,7 @@ def gather(launch: Launch, compare: Compare) -> IncidentFiles:
     _copy_logs(files, launch, row.status)
     files.copy_all(paths.results / FAILURES, "failures")
     files.copy_all(paths.directory / MARKS, "marks")
-    for path in (paths.run_dir / "alerts.jsonl", paths.run_dir / EXCLUDED_NODES, paths.metrics):
+    for path in (paths.run_dir / ALERTS, paths.run_dir / EXCLUDED_NODES, paths.metrics):
         files.copy(path, path.name)
     for name in ("packages.json", "git-info.log"):
         files.copy(paths.results / name, f"job/{name}")
@@ -157,6 +159,7 @@ def gather(launch: Launch, compare: Compare) -> IncidentFiles:
         steps = _last_steps(launch)
     sections = {
         f"Incident: {_text(launch.manifest.run)}, launch {number}": _table(_facts(launch, row, reading)),
+        "Alerts": [f"- {_text(line)}" for line in _alerts(paths.run_dir)],
         "Last steps": steps,
         "Changes since a launch that worked": changes,
         "Nodes": _table([("node", "what is known of it"), *nodes.items()]) if nodes else [],
@@ -265,27 +268,27 @@ def _facts(launch: Launch, row: LaunchRow, reading: Diagnosis | None) -> Iterato
     yield "written by", f"{user()} on {host()}, {_utc(time.time())}"
 
 
+def _alerts(run_dir: Path) -> Iterator[str]:
+    for alert in read_alerts(run_dir)[-_MOST_FILES:]:
+        words = "open" if alert.is_open else f"over since {_utc(alert.newest.time)}"
+        yield f"{_utc(alert.first.time)}: {alert.first.why} ({words})"
+
+
 def _last_steps(launch: Launch) -> list[str]:
     """Return small plots of the newest steps, and the last ones as lines."""
-    if launch.manifest.job_id is None:
+    events = newest_events(launch) if launch.manifest.job_id is not None else []
+    steps = [event for event in events if isinstance(event, Train)]
+    if not steps:
         return []
-    steps = [event for event in newest_events(launch) if isinstance(event, Train)]
-    plots = {"loss": [step.loss for step in steps], "gradient norm": [step.grad_norm for step in steps]}
-    lines = [f"{name:<13}  {_draw(values)}" for name, values in plots.items()]
+    lines = []
+    for name, values in (("loss", [x.loss for x in steps]), ("gradient norm", [x.grad_norm for x in steps])):
+        numbers = [math.nan if x is None or abs(x) > _LARGEST else x for x in values]
+        lines.append(f"{name:<13}  {draw(numbers)}  {tables.loss(values[0])} → {tables.loss(values[-1])}")
     for step in steps[-_MOST_STEPS:]:
         norm, speed = tables.loss(step.grad_norm), tables.count(step.tokens_per_second)
-        values = f"loss {tables.loss(step.loss)}  gradient norm {norm}  {speed} tokens/s"
-        lines.append(f"{_utc(step.time)}  step {step.step}  {values}")
-    return ["```text", *lines, "```"] if steps else []
-
-
-def _draw(values: Sequence[float | None]) -> str:
-    """Return a plot of one line, in which × is no finite number, and the range of the values."""
-    numbers = [math.nan if value is None or abs(value) > _LARGEST else value for value in values]
-    finite = list(filter(math.isfinite, numbers)) or [0.0]
-    low, span = min(finite), max(finite) - min(finite)
-    bars = ("▁▂▃▄▅▆▇█"[round(7 * (x - low) / (span or 1.0))] if math.isfinite(x) else "×" for x in numbers)
-    return f"{''.join(bars)}  {low:g} to {low + span:g}"
+        words = f"loss {tables.loss(step.loss)}  gradient norm {norm}  {speed} tokens/s"
+        lines.append(f"{_utc(step.time)}  step {step.step}  {words}")
+    return ["```text", *lines, "```"]
 
 
 def _changes(

@@ -72,7 +72,15 @@ def failed(runs: Runs, scheduler: FakeScheduler, tmp_path: Path, monkeypatch: py
     (second / "results" / "failures").mkdir()
     (second / "results" / "failures" / "globalrank-1.json").write_text(failure(1, f"CUDA: {FORMED}\nx"))
     (second / "results" / "nemo_log_globalrank-1_x.txt").write_text(f"own log of rank 1: {KEY}")
-    (second.parents[1] / "alerts.jsonl").write_text(f'{{"why": "loss", "token": "{NAMED}"}}\n')
+    alert = {
+        "alert": "non_finite-1",
+        "event": "opened",
+        "number": 1,
+        "time": 1030.0,
+        "detector": "non_finite",
+    }
+    alert |= {"why": "the loss is no number [step 61]", "password": NAMED}
+    (second.parents[1] / "alerts.jsonl").write_text(json.dumps(alert) + "\n")
     scheduler.set("12", FAILED)
     return second.parents[1]
 
@@ -119,7 +127,8 @@ def test_the_report_says_what_when_where_and_what_to_try(failed: Path, capsys: C
     assert "- + training.lr=1e-3" in text
     assert "- version: 0.1.0 → 0.2.0" in text
     assert "  step 61  loss nan  gradient norm 1.5000  4.10k tokens/s" in text
-    assert "×  6.26385 to 6.5627" in text  # the last loss is no number
+    assert "·  6.5627 → nan" in text  # the last loss is no number
+    assert "- 1970-01-01 00:17:10Z: the loss is no number \\[step 61\\] (open)" in text
     assert "-  lr: 0.0001\n+  lr: 0.001\n" in files["changes.diff"]
     assert answer["missing"] == ["slurm/ping.txt: no accounting", "slurm/sacct.txt: no accounting"]
     assert set(files) == {
