@@ -84,6 +84,7 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/check.py
 	$(BIN)/python benchmarks/perf/sweep.py
 	$(BIN)/python benchmarks/perf/train_step.py
+	$(BIN)/python benchmarks/perf/watched_training.py
 	$(BIN)/python benchmarks/perf/resume.py
 	$(BIN)/python benchmarks/perf/checkpoints.py
 	$(BIN)/python benchmarks/perf/conversion.py --layers 8

@@ -142,7 +142,7 @@ def until_tasks(root: Path, script: Path, job: int, *arguments: str, **variables
 
 
 def at_rest(root: Path, script: Path, seconds: float) -> tuple[float, float]:
-    """Return the part of a core, and the MB, that the supervisor takes while its task sleeps."""
+    """Return the part of a core, and the MB, that the supervisor and its looks take while its task sleeps."""
     (root / "started").unlink(missing_ok=True)
     process = start(root, script, 1, REST=str(seconds + 5))
     try:
@@ -160,7 +160,7 @@ def at_rest(root: Path, script: Path, seconds: float) -> tuple[float, float]:
 
 def _ticks(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    return sum(map(int, fields[11:15]))  # its own, and those of its children that have ended
 
 
 def main() -> None:
@@ -183,10 +183,16 @@ def main() -> None:
         print(f"start of the tasks, {args.runs} runs in turn    median ms       min")
         for name, seconds in times.items():
             print(f"{name:<36} {1000 * statistics.median(seconds):>13.1f} {1000 * min(seconds):>9.1f}")
+        resting = {"now": scripts["the job script"]}
         if args.before:
-            compare(root, unpack(args.before, root), args.before, args.runs)
-        cores, megabytes = at_rest(root, scripts["the job script"], args.seconds)
-        print(f"at rest for {args.seconds:g} s: {100 * cores:.3f} % of a core, {megabytes:.1f} MB")
+            checkout = unpack(args.before, root)
+            compare(root, checkout, args.before, args.runs)
+            resting[args.before] = write_launch_of(checkout, root / "before-at-rest")
+        for name, script in resting.items():
+            cores, megabytes = at_rest(root, script, args.seconds)
+            print(
+                f"at rest for {args.seconds:g} s, {name}: {100 * cores:.3f} % of a core, {megabytes:.1f} MB"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The cost of `slipway status` of 500 launched jobs, next to one submitit poll and one bare `squeue`.
+"""The cost of `slipway status` and `watch` of 500 launched jobs, next to a submitit poll and a bare `squeue`.
 
     python benchmarks/perf/status.py [--jobs N] [--steps N] [--runs N]
 
@@ -105,7 +105,7 @@ def launch(base: Path, number: int, environment: Mapping[str, str], template: Pa
 def calls(command: list[str], directory: Path, environment: Mapping[str, str]) -> str:
     """Count the Slurm commands that a command runs, with wrappers in front of them."""
     wrappers, log = directory / "bin", directory / "calls"
-    wrappers.mkdir()
+    wrappers.mkdir(parents=True)
     for name in COUNTED:
         real = shutil.which(name)
         (wrappers / name).write_text(f'#!/bin/bash\necho {name} >>{log}\nexec {real} "$@"\n')
@@ -158,6 +158,7 @@ def compare(args: argparse.Namespace, directory: Path, sandbox: Sandbox, account
         "submitit, one poll": [sys.executable, "-c", SUBMITIT, str(directory), *jobs],
         "slipway status": status,
         "slipway status --json": [*status, "--json"],
+        "slipway watch": [SLIPWAY, "watch", "--base-results-dir", str(base)],
     }
     if not accounting:
         del commands["submitit, one poll"]  # it asks nothing but sacct
@@ -176,6 +177,8 @@ def compare(args: argparse.Namespace, directory: Path, sandbox: Sandbox, account
         spread = f"{cpu[0]:.3f}-{cpu[-1]:.3f}"
         print(f"{name:24}{statistics.median(cpu):>10.3f}{spread:>16}")
     print(f"\nSlurm commands of slipway status: {calls(status, directory, environment)}.")
+    watch = commands["slipway watch"]
+    print(f"Slurm commands of slipway watch: {calls(watch, directory / 'watch', environment)}.")
     print("Aim: less than a second of CPU, and as many Slurm commands for 500 jobs as for one.")
 
 
