@@ -3,8 +3,8 @@
     python benchmarks/perf/watched_training.py [--turns N] [--steps N] [--every SECONDS]
 
 A small GPT trains on this machine under the supervisor, in turn without a look (none is due before the end)
-and with looks, alerts, deliveries to a program and a dead man's switch. Looks come every second, fifteen times
-as often as by default: the default costs a fifteenth of the difference.
+and with looks, alerts, deliveries to a program and a dead man's switch. Looks come every second, fifteen
+times as often as by default: the default costs a fifteenth of the difference.
 """
 
 from __future__ import annotations
