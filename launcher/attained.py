@@ -33,6 +33,8 @@ _BOUNDS: tuple[tuple[str, float, float, bool, str], ...] = (
     ("straggling", 0, 1, True, "a part of the step"),
     ("engines.", 0.1, 100, True, "a factor"),
     ("families.", 0.1, 100, True, "a factor"),
+    ("megatron.compiled", 0.1, 100, True, "a factor"),
+    ("megatron.", 0, 1, True, "seconds"),
 )
 # GPUs that are not in the table count as those of the same compute capability.
 _BY_CAPABILITY = {7: "v100", 8: "a100", 9: "h100", 10: "b200", 12: "b200"}
@@ -84,6 +86,8 @@ class Attained(NamedTuple):
     # Factors to the seconds of a step of NeMo's GPT.
     engines: Mapping[str, float]
     families: Mapping[str, float]
+    # Of our trainer: `step`, `launch` of layers in separate kernels, the factor of `compiled` layers.
+    megatron: Mapping[str, float]
 
     def products(self, generation: str, capability: tuple[int, int] | None) -> Products:
         """Return the shares that a GPU attains, or the GPU that is most like it."""

@@ -106,8 +106,11 @@ def estimate_cost(plan: Plan, gpu_types: Sequence[str] = ()) -> Cost | None:
         if work is None or str(values.raw("trainer.precision")).startswith("32"):
             return None  # no tensor cores, and no published step times
         speed = Speed(work, gpu, job.resources.nodes, attained(assumptions.attained))
-        step = speed.step(layout_of(values, parallel), parallel)
-        mfu, source = at_peak / step, _source(work, gpu.generation, speed, assumptions.attained)
+        layout = layout_of(values, parallel)
+        step = speed.step(layout, parallel)
+        # NeMo's own speed is not multiplied by an engine's factor.
+        world = "NeMo" if speed.compiles(layout) else _WORLDS[job.engine]
+        mfu, source = at_peak / step, _source(work, gpu.generation, speed, world, assumptions.attained)
     seconds = amount.tokens // model.tokens * step / parallel.batch
     hours, price = amount.gpus * seconds / 3600, assumptions.gpu_hour_price
     return Cost(
@@ -144,14 +147,14 @@ def count_samples(values: Values, batch: int, steps: int) -> int:
     return consumed + steps * batch
 
 
-def _source(work: ModelWork, generation: str, speed: Speed, changes: Mapping[str, Any]) -> str:
+def _source(work: ModelWork, generation: str, speed: Speed, world: str, changes: Mapping[str, Any]) -> str:
     """Return the trainings that a step's time is derived from, with assumptions and the site's changes."""
     measured, is_alike = speed.products.measured, speed.products.is_alike
     whose, guesses = assumed(work.engine, measured, is_fp8=speed.counts_fp8)
     if not is_alike:
         guesses.insert(0, f"no published trainings on {generation}")
-    # On other GPUs an engine's factor is that of the H100, and the rest NeMo's.
-    world = _WORLDS[work.engine] if measured == "h100" else "NeMo"
+    if measured != "h100":
+        world = "NeMo"  # an engine's factor is that of the H100, and the rest NeMo's
     parts = ["this layout's" if whose is None else f"this layout's, by {world} on {whose}"]
     parts += [f"assumed: {', '.join(guesses)}"] if guesses else []
     if generation in changes.get("like", {}):

@@ -54,7 +54,8 @@ _MOMENTS = {"sgd": 4, "lion": 4, "adafactor": 0}
 # A weight in FP8, and its transpose.
 _QUANTIZED = 2
 # The softmax of the logits in fp32, and their gradient in 16 bits; megatron-core's fused loss has a
-# second copy in fp32.
+# second copy in fp32. Our trainer has the logits alone, and writes their gradient over them
+# (slipway/trainer/model/loss.py).
 _LOGIT = 4
 _LOGIT_GRADIENT = 2
 
@@ -306,6 +307,8 @@ def _logits(training: Training) -> int:
     half = training.precision != "32"
     fused = values.flag("model.cross_entropy_loss_fusion")
     each = _LOGIT * (2 if fused else 1) + (_LOGIT_GRADIENT if half else 0)
+    if training.engine == "megatron":
+        each = training.element
     return round(tokens * (width * each + _count_deferred(training, width)))
 
 

@@ -34,6 +34,11 @@ _PCIE = 32e9
 _FUSED_BACKWARD = 2.5
 # Reads and writes of an optimizer, by parameter: its gradient, a master copy, two moments, and the weight.
 _OPTIMIZER_BYTES = 30
+# Reads and writes of our trainer without Transformer Engine for each micro batch, by parameter: a gradient in
+# 16 bits is added to the one in fp32 (megatron/core/distributed/distributed_data_parallel.py).
+_ADDED_BYTES = 10
+# Reads and writes of the loss, by logit; of our trainer slipway/trainer/model/loss.py.
+_LOSS_BYTES = {"nemo": 16, "megatron_lm": 16, "megatron": 6}
 # From here on a T5's vocabulary is that of mT5.
 _LARGE_VOCABULARY = 200_000
 # Features without a known step time, by their usual names.
@@ -52,7 +57,8 @@ class ModelWork(NamedTuple):
     `gradient_bytes` are those of a gradient that is sent; with `shares_optimizer` data parallel ranks share
     the optimizer. `own_ends` are the configured layers of the first and the last stage; `counted_ends` are
     True where the embedding and the loss count as a layer. `overlaps_*` is communication that the
-    configuration overlaps with computing.
+    configuration overlaps with computing. `is_plain` is our trainer without Transformer Engine; with
+    `compiles` it compiles whole layers where the layout allows it.
     """
 
     stacks: tuple[Stack, ...]
@@ -70,6 +76,8 @@ class ModelWork(NamedTuple):
     overlaps_tensor: bool
     overlaps_pipeline: bool
     overlaps_data: bool
+    is_plain: bool
+    compiles: bool
 
     def stages(self, stack: Stack, pipeline: int) -> int:
         """Return the pipeline stages of a stack: a T5's encoder has the first half of them."""
@@ -86,6 +94,8 @@ def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
     vocabulary = vocabulary_size(model) or _VOCABULARY
     first, last = map(values.whole, OWN_ENDS)
     embedding, loss = map(values.flag, COUNTED_ENDS)
+    flash = all(has_fused_attention(values, stack.node, engine) for stack in stacks)
+    is_plain = engine == "megatron" and not values.flag("model.transformer_engine")
     return ModelWork(
         stacks=stacks,
         vocabulary=vocabulary,
@@ -93,7 +103,7 @@ def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
         devices=devices,
         engine=engine,
         family="mt5" if family == "t5" and vocabulary >= _LARGE_VOCABULARY else family,
-        flash=all(has_fused_attention(values, stack.node, engine) for stack in stacks),
+        flash=flash,
         fp8=values.flag("model.fp8"),
         gradient_bytes=2 if values.raw("model.optim.grad_sync_dtype") in HALF else 4,
         shares_optimizer=values.raw("model.optim.name") in DISTRIBUTED,
@@ -102,6 +112,8 @@ def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
         overlaps_tensor=values.flag("model.ub_tp_comm_overlap"),
         overlaps_pipeline=values.flag("model.overlap_p2p_comm"),
         overlaps_data=values.flag("model.optim.overlap_grad_sync"),
+        is_plain=is_plain,
+        compiles=is_plain and flash and values.flag("model.compile_layers", default=True),
     )
 
 
@@ -147,10 +159,15 @@ class Speed:
         bubble = (layout.pipeline - 1) / (layout.virtual or 1)
         seconds = slowest * (parallel.micro_batches(self._nodes) + bubble)
         seconds += self._data_parallel(layout, parallel, slowest) + self._optimizer(layout, parallel)
-        table = self._attained
-        seconds += table.step
+        table, engine = self._attained, self._work.engine
+        seconds += table.megatron["step"] if engine == "megatron" else table.step
         seconds *= 1 + table.straggling * log2(self._nodes)
-        return seconds * table.engines[self._work.engine] * table.families[self._work.family]
+        factor = table.megatron["compiled"] if self.compiles(layout) else table.engines[engine]
+        return seconds * factor * table.families[self._work.family]
+
+    def compiles(self, layout: Layout) -> bool:
+        """Return True if whole layers are compiled: slipway/trainer/config/layout.py."""
+        return self._work.compiles and layout.tensor == layout.context == 1
 
     def _time_slowest(self, layout: Layout) -> float:
         """Return the seconds of the slowest stage for a micro batch, forward and backward."""
@@ -211,7 +228,8 @@ class Speed:
         waits = sent / self._link(tensor)
         if self._work.overlaps_tensor:
             waits *= self._attained.exposed_tensor
-        least = self._attained.launch
+        is_separate = self._work.is_plain and not self.compiles(layout)
+        least = self._attained.megatron["launch"] if is_separate else self._attained.launch
         forward = max(products + core + moved + cast, least) + waits
         # Two products in the backward pass for each one of the forward pass.
         backward = max(2 * (products + moved) + core_backward + cast_backward, 2 * least) + waits
@@ -252,7 +270,7 @@ class Speed:
             tokens = layout.micro * last.length / layout.context
             share = self._work.vocabulary / layout.tensor
             product = _product(tokens, last.hidden, share, self._half, self._attained.tile_half)
-            self._ends[key] = 3 * product + 16 * tokens * share / self._memory
+            self._ends[key] = 3 * product + _LOSS_BYTES[self._work.engine] * tokens * share / self._memory
         return self._ends[key]
 
     def _time_handover(self, stack: Stack, layout: Layout) -> float:
@@ -301,11 +319,15 @@ class Speed:
         return min(self._node, members * self._network)
 
     def _optimizer(self, layout: Layout, parallel: ParallelConfig) -> float:
-        """Return the seconds of the optimizer, which reads and writes its states once."""
+        """Return the seconds of the optimizer, which reads and writes its states once.
+
+        Our trainer's separate additions of gradients are counted too, for all micro batches.
+        """
         mine = self._work.parameters / (layout.tensor * layout.pipeline)
+        added = _ADDED_BYTES * mine * parallel.micro_batches(self._nodes) if self._work.is_plain else 0
         if self._work.shares_optimizer:
             mine /= parallel.data(self._nodes) * layout.context
-        return _OPTIMIZER_BYTES * mine / self._memory
+        return (_OPTIMIZER_BYTES * mine + added) / self._memory
 
     def _link(self, group: int) -> float:
         """Return the slowest link of groups of so many neighbouring GPUs."""

@@ -71,6 +71,8 @@ def test_site_changes_some_constants() -> None:
         ({"tile": {"half": 1e200}}, "tile.half=1e+200: expected rows or columns, from 0 and up to 4096"),
         ({"launch": 2}, "launch=2: expected seconds, from 0 and up to 1"),
         ({"step": 1e6}, "step=1000000.0: expected seconds, from 0 and up to 600"),
+        ({"megatron": {"step": 2}}, "megatron.step=2: expected seconds, from 0 and up to 1"),
+        ({"megatron": {"compiled": 0}}, "megatron.compiled=0: expected a factor, from 0.1 and up to 100"),
         ({"like": {"h100": [1]}}, "like.h100=[1]: expected one of v100, a100"),
         ({"like": {"h100": {"a": 1}}}, "like.h100={'a': 1}: expected one of v100, a100"),
         ({"like": {"h100": 1}}, "like.h100=1: expected one of v100, a100"),

@@ -101,6 +101,16 @@ def test_options_of_a_layer_change_what_it_keeps(changes: dict[str, Any], more: 
     assert layer_activations(**changes) - layer_activations() == more
 
 
+@pytest.mark.parametrize("has_engine", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+def test_loss_of_our_trainer_holds_the_logits_alone(has_engine: bool, fused: bool) -> None:
+    keys = {"transformer_engine": has_engine, "cross_entropy_loss_fusion": fused}
+    config = training(**SMALL, **layout(2, 1, 4, 32), **keys)
+    assert stages(config, "megatron")[-1].logits == 2 * 4 * 2048 * 51_200 / 2
+    config["trainer"]["precision"] = 32
+    assert stages(config, "megatron")[-1].logits == 4 * 4 * 2048 * 51_200 / 2
+
+
 def test_attention_without_transformer_engine_keeps_unrotated_queries_and_keys() -> None:
     """The values are a view of queries, keys and values in one, which stay as they came."""
 

@@ -246,6 +246,67 @@ def test_factor_of_an_engine_scales_its_step() -> None:
     assert seconds(other, layout, 16, 2) > 1.05 * seconds(work, layout, 16, 2)
 
 
+def our_gpt(**changes: Any) -> ModelWork:
+    """Return the work of GPT 126M in our trainer, without Transformer Engine."""
+    sizes = {"num_layers": 12, "hidden_size": 768, "ffn_hidden_size": 3072, "num_attention_heads": 12}
+    keys = {**sizes, "override_vocab_size": 50_304, "transformer_engine": False, **changes}
+    work = work_of(
+        Values(changed(GPT, {f"model.{key}": value for key, value in keys.items()})), 1, "megatron"
+    )
+    assert work is not None
+    return work
+
+
+def our_seconds(work: ModelWork, micro: int, tensor: int = 1) -> float:
+    """Return the seconds of a step of 64 sequences on one H100 for each tensor parallel rank."""
+    layout = Layout(tensor, 1, None, 1, micro, tensor > 1, NOTHING)
+    config = parallel_config_with(layout, 64)._replace(devices=tensor)
+    return Speed(work._replace(devices=tensor), GPUS["h100-80gb"], 1, attained()).step(layout, config)
+
+
+def test_small_models_want_larger_micro_batches_without_transformer_engine() -> None:
+    """Each micro batch adds the gradients of all parameters up, and launches what is not compiled."""
+
+    def gain(work: ModelWork, tensor: int = 1) -> float:
+        return our_seconds(work, 4, tensor) / our_seconds(work, 16, tensor)
+
+    assert gain(our_gpt(transformer_engine=True)) < 1.02 < 1.025 < gain(our_gpt()) < 1.05
+    assert gain(our_gpt(compile_layers=False)) > 1.5
+    assert gain(our_gpt(), tensor=2) > 1.5  # nor does it compile with tensor parallel
+
+
+def test_layers_in_separate_kernels_take_their_launches() -> None:
+    launches = 64 * 12 * 3 * attained().megatron["launch"]
+    assert launches < our_seconds(our_gpt(compile_layers=False), 1) < 1.5 * launches
+    assert our_seconds(our_gpt(), 1) < 0.5 * launches
+
+
+def test_small_step_of_our_trainer_is_that_by_hand() -> None:
+    """Four micro batches: milliseconds of layers, logits, added gradients, the optimizer, and the rest."""
+    layers, logits, added, optimizer, rest = 53.1, 18.1, 2.15, 1.6, 4.0
+    layout = Layout(1, 1, None, 1, 4, False, NOTHING)
+    speed = Speed(our_gpt(), GPUS["h100-80gb"], 1, attained())
+    step = speed.step(layout, parallel_config_with(layout, 16)._replace(devices=1))
+    assert 1000 * step == pytest.approx(layers + logits + added + optimizer + rest, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (True, True)),
+        ({"compile_layers": "auto"}, (True, True)),
+        ({"compile_layers": False}, (True, False)),
+        ({"attention_backend": "local"}, (True, False)),
+        ({"transformer_engine": True}, (False, False)),
+    ],
+)
+def test_compiled_layers_are_read_from_the_configuration(
+    changes: dict[str, Any], expected: tuple[bool, bool]
+) -> None:
+    work = our_gpt(**changes)
+    assert (work.is_plain, work.compiles) == expected
+
+
 def test_properties_of_a_run_are_read_from_the_configuration() -> None:
     changes = {
         "model.fp8": True,

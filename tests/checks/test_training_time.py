@@ -305,6 +305,16 @@ def test_source_of_the_time_is_that_of_the_engine() -> None:
     assert other.mfu_source == "this layout's, by Megatron-LM on h100"
 
 
+def test_compiled_layers_count_as_nemos() -> None:
+    model = {**GPT_22B, "model.transformer_engine": False}
+    plans = [gpt_plan(model, tensor=tensor, gpu="h100-80gb") for tensor in (1, 8)]
+    costs = [estimate_cost(replace(plan, job=replace(plan.job, engine="megatron"))) for plan in plans]
+    assert [cost.mfu_source for cost in costs if cost is not None] == [
+        f"this layout's, by {world} on h100; assumed: no measurement of our trainer"
+        for world in ("NeMo", "Megatron-LM")
+    ]
+
+
 def test_gpu_without_published_trainings_is_named() -> None:
     cost = cost_of(GPT_22B, tensor=8, gpu="l40s-48gb")
     assert cost.mfu_source == "this layout's, by NeMo on a100; assumed: no published trainings on l40s"

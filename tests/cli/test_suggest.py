@@ -68,6 +68,19 @@ def test_refusal_of_the_trainer_for_every_layout_is_an_error(
     assert "[engine.megatron]" in output.err
 
 
+def test_small_model_gets_a_larger_micro_batch_without_transformer_engine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["training=gpt3/126m", "cluster.gpu=h100-80gb", "engine=megatron", "nodes=1"]
+    plain, with_engine = (
+        suggest_json(capsys, *words, f"training.model.transformer_engine={flag}") for flag in (False, True)
+    )
+    assert plain["yours"]["micro"] == 4
+    assert plain["suggestions"][0]["micro"] >= 8
+    gains = [answer["yours"]["relative_step_time"] for answer in (plain, with_engine)]
+    assert gains[0] > 1.02 > gains[1]
+
+
 def test_nodes_is_short_for_num_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     short, long = (suggest_json(capsys, *WORDS, word) for word in ("nodes=4", "training.trainer.num_nodes=4"))
     assert short == long
