@@ -208,7 +208,9 @@ def _deliver(services: Mapping[str, str], tell: Tell, route: str, run: Run, mess
         warnings.simplefilter("ignore")  # of its many parts, which it imports now, about Pythons to come
         if not service.add(services[route]):
             raise NotDelivered("apprise does not know this kind of address")
-    if not service.notify(body=compose_text(run, message), title=compose_subject(run, message)):
+    with routes.limit(tell.timeout):
+        is_delivered = service.notify(body=compose_text(run, message), title=compose_subject(run, message))
+    if not is_delivered:
         raise NotDelivered(f"apprise could not deliver to {services[route].partition(':')[0]}")
     return None
 
