@@ -62,7 +62,7 @@ def touch(tell: Tell) -> None:
 def limit(seconds: float) -> Iterator[None]:
     """End a delivery after the seconds, and raise `NotDelivered` for whatever goes wrong in it.
 
-    The timeout of a socket is that of each of its calls: a receiver that sends a byte now and then never meets it.
+    The timeout of a socket is that of each of its calls: a receiver that drips bytes never exceeds it.
     """
 
     def end(*_: Any) -> None:
