@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -33,18 +32,7 @@ from slipway.common.node import checkpoints
 from slipway.common.node import settings as job_settings
 from slipway.common.node.settings import Settings
 from slipway.watch import parameters, telling
-from slipway.watch.alerts import (
-    OUTBOX,
-    Alert,
-    Message,
-    Origin,
-    group_by_alert,
-    judge,
-    open_alerts,
-    read_alerts,
-    read_messages,
-    record,
-)
+from slipway.watch.alerts import OUTBOX, Alert, Message, Origin, group_by_alert, judge, open_alerts, record
 from slipway.watch.detectors import BLIND, QUIET, Reading, read_all
 from slipway.watch.messages import Run, compose_subject, compose_text
 from slipway.watch.outbox import NotDelivered, Result, deliver_all
@@ -112,15 +100,11 @@ def _is_worth_a_look(status: LaunchStatus, launch: Launch) -> bool:
     if status.may_live:
         return True
     alerts = open_alerts(status.run_dir)
-    ends = [attempt.ended for attempt in launch.attempts]
-    signs = [status.ended, *ends, *(alert.newest.time for alert in alerts)]
-    newest = max(
-        datetime.fromisoformat(launch.manifest.created).timestamp(), *(sign or 0.0 for sign in signs)
-    )
-    if time.time() - newest > _DAYS * 86400:
-        return False
+    created = datetime.fromisoformat(launch.manifest.created).timestamp()
+    newest = max(created, status.ended or 0.0, *(alert.newest.time for alert in alerts))
     is_gone = status.state.is_final and not status.state.is_good and launch.manifest.job_id is not None
-    return bool(alerts) or (is_gone and not _has_end_mark(status, launch))
+    is_odd = bool(alerts) or (is_gone and not _has_end_mark(status, launch))
+    return is_odd and time.time() - newest < _DAYS * 86400
 
 
 def _look(status: LaunchStatus, launch: Launch) -> Look:
@@ -143,14 +127,16 @@ def _look(status: LaunchStatus, launch: Launch) -> Look:
         readings = read_all(window, own)
         told = _choose_readings(status, readings, job_looks=job_looks)
         if not is_own(run_dir):  # what lies there could lead the writing astray
-            raise PermissionError(errno.EACCES, "it is another user's", str(run_dir))
+            raise PermissionError(f"{run_dir} is another user's")
         messages = record(run_dir, told, origin, {}, now)
         _remember(window, run_dir)
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         problem = first_line(error)
-    news = judge(read_alerts(run_dir), told, now, origin, {}) if problem else []
-    alerts = group_by_alert([*read_messages(run_dir), *news])
-    return Look(status, readings, messages, [each for each in alerts if each.is_open], job_looks, problem)
+    alerts = open_alerts(run_dir)
+    if problem:  # what is wrong is said all the same
+        news = group_by_alert(judge(alerts, told, now, origin, {}))
+        alerts += [alert for alert in news if alert.first.number == 1]
+    return Look(status, readings, messages, alerts, job_looks, problem)
 
 
 def _choose_readings(status: LaunchStatus, readings: Sequence[Reading], *, job_looks: bool) -> list[Reading]:
@@ -203,11 +189,12 @@ def deliver(looks: Sequence[Look]) -> list[tuple[Run, Message, str, Result]]:
     """Deliver what is still in the outboxes of the runs, by the ways of their jobs and by apprise."""
     host, attempts = socket.gethostname(), []
     for look in {look.status.run_dir: look for look in looks}.values():
-        settings = _read_settings(look.status.launch) if look.status.launch else None
-        if look.status.launch is None or settings is None:
+        launch = look.status.launch
+        settings = _read_settings(launch) if launch else None
+        if not launch or not settings:
             continue
         # The settings name programs that would run, and files that would be read, as the caller.
-        if why := why_untrusted(look.status.launch.paths.supervisor_settings):
+        if why := why_untrusted(launch.paths.supervisor_settings):
             logger.warning("%s: nothing is delivered: %s", escape(str(look.status.run_dir)), escape(why))
             continue
         tell = telling.from_json(settings.tell)

@@ -11,13 +11,13 @@ import time
 import urllib.error
 import urllib.request
 from email.message import EmailMessage
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 from slipway.common.files import read_text, write_atomic
 from slipway.watch.alerts import Message
 from slipway.watch.messages import Run, compose_subject, compose_text, to_payload, to_webhook_body
 from slipway.watch.outbox import NotDelivered
-from slipway.watch.telling import COMMAND, MAIL, WEBHOOK, Mail, Tell, Webhook
+from slipway.watch.telling import COMMAND, WEBHOOK, Mail, Tell, Webhook
 
 # A secret is a line: of a URL, a key or a password.
 _LONGEST_SECRET = 1 << 12
@@ -37,10 +37,8 @@ def deliver(tell: Tell, route: str, run: Run, message: Message) -> None:
             _call_command(tell.command, to_payload(run, message))
         elif route == WEBHOOK:
             _post(tell.webhook, run, message)
-        elif route == MAIL:
-            _send_mail(tell.mail, run, message)
         else:
-            raise NotDelivered(f"{route} is no way to tell people from here")
+            _send_mail(tell.mail, run, message)
 
 
 def touch(tell: Tell) -> None:
@@ -69,7 +67,7 @@ def limit(seconds: float) -> Iterator[None]:
         raise TimeoutError(0, f"no end within {seconds:g} seconds")
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # and again: what ends a delivery may wait too
     try:
         yield
     except NotDelivered:
@@ -96,7 +94,7 @@ def _call_command(command: Tuple[str, ...], payload: Dict[str, Any]) -> None:
 def _post(webhook: Webhook, run: Run, message: Message) -> None:
     key = _read_secret(webhook.key_file) if webhook.key_file else None
     body = json.dumps(to_webhook_body(webhook.style, run, message, key)).encode()
-    _open(webhook.url_file or "", body, {"Content-Type": "application/json", "User-Agent": "slipway"})
+    _open(webhook.url_file or "", body)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -106,11 +104,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _open(url_file: str, body: Optional[bytes] = None, headers: Optional[Mapping[str, str]] = None) -> None:
+def _open(url_file: str, body: Optional[bytes] = None) -> None:
     url = _read_secret(url_file)
     if not url.lower().startswith(("http://", "https://")):
         raise NotDelivered(f"the URL in {url_file} begins neither with http:// nor with https://")
-    request = urllib.request.Request(url, body, dict(headers or {}))
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "slipway"})
     with urllib.request.build_opener(_NoRedirect).open(request) as answer:
         answer.read(1)
 
@@ -157,8 +155,4 @@ def _say(error: Exception) -> str:
         return f"SMTP {error.smtp_code}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return (
-        f"{type(error).__name__}: {error}"
-        if isinstance(error, smtplib.SMTPException)
-        else type(error).__name__
-    )
+    return type(error).__name__ + (f": {error}" if isinstance(error, smtplib.SMTPException) else "")

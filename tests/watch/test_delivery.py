@@ -195,7 +195,7 @@ def answer_bytes(answer: bytes) -> Iterator[str]:
 def test_a_delivery_ends_in_time_and_names_no_secret(url: str, why: str, run: Run, tmp_path: Path) -> None:
     record(run.directory, [SPIKE], ORIGIN, {})
     with answer_bytes(
-        b"220-" + b"x" * 60 if url == "mail" else b"HTTP/1.1 200 OK\r\nX: " + b"x" * 60
+        b"220 x\r\n250-" + b"x" * 60 if url == "mail" else b"HTTP/1.1 200 OK\r\nX: " + b"x" * 60
     ) as server:
         mail = Mail(server, ("a@x.org",), "s@x.org") if url == "mail" else Mail()
         webhook = (
