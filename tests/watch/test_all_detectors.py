@@ -187,6 +187,13 @@ def test_a_job_has_its_own_time_until_its_first_step() -> None:
     assert (late.state, late.since) == (FIRING, 9000.0)
 
 
+def test_three_slow_steps_are_no_pace() -> None:
+    facts = Facts(300.0, chain=ChainState(1, 1, ends_at=9000.0))
+    parameters = Parameters(deadline=Deadline(at=9000.0))
+    readings = watch(START, steps(1, 3, every=100.0), facts, parameters=parameters)
+    assert (readings["chain"].state, readings["deadline"].state) == (BLIND, BLIND)
+
+
 def test_a_clock_that_is_set_back_makes_no_step_late() -> None:
     behind = steps(121, 160, start=121.0 - 3600)
     facts = (Facts(120.5), behind, Facts(behind[-1].time + 1))
