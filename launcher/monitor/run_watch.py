@@ -190,8 +190,7 @@ def deliver(looks: Sequence[Look]) -> list[tuple[Run, Message, str, Result]]:
     host, attempts = socket.gethostname(), []
     for look in {look.status.run_dir: look for look in looks}.values():
         launch = look.status.launch
-        settings = _read_settings(launch) if launch else None
-        if not launch or not settings:
+        if not launch or not (settings := _read_settings(launch)):
             continue
         # The settings name programs that would run, and files that would be read, as the caller.
         if why := why_untrusted(launch.paths.supervisor_settings):
