@@ -244,7 +244,8 @@ _me = functools.cache(user)
 
 def _says(alert: Alert, reason: str) -> bool:
     """Return True if a reason is what an alert is about: the same silence, or the end of the run."""
-    return (alert.first.detector == "no_step" and NO_STEP in reason) or reason in alert.newest.why
+    why = alert.newest.why
+    return (alert.first.detector == "no_step" and NO_STEP in reason) or reason in why or why in reason
 
 
 def _limit(asked: str | None, granted: str | None) -> str | None:

@@ -11,17 +11,19 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError
+from launcher.errors import UserError, escape
 from launcher.jobs.launches import Launch
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.progress import read_schedule
 from launcher.monitor.readers import open_reader
+from launcher.runs.trust import is_own, why_untrusted
+from launcher.slurm.notations import parse_time_limit
 from launcher.slurm.states import State
 from slipway.common.errors import first_line
 from slipway.common.extras import install_command
@@ -30,12 +32,14 @@ from slipway.common.node import checkpoints
 from slipway.common.node import settings as job_settings
 from slipway.common.node.settings import Settings
 from slipway.watch import parameters, telling
-from slipway.watch.alerts import OUTBOX, Alert, Message, Origin, open_alerts, record
-from slipway.watch.detectors import BLIND, Reading, read_all
+from slipway.watch.alerts import OUTBOX, Alert, Message, Origin, group_by_alert, judge, open_alerts, record
+from slipway.watch.detectors import BLIND, QUIET, Reading, read_all
 from slipway.watch.messages import Run, compose_subject, compose_text
 from slipway.watch.outbox import NotDelivered, Result, deliver_all
 from slipway.watch.telling import Tell
 from slipway.watch.windows import Facts, JobState, Window, measure_disk
+
+logger = logging.getLogger("launcher.monitor")
 
 # As many steps are read of a run as its detectors remember.
 _STEPS = 2000
@@ -92,19 +96,24 @@ def look_at(refs: Sequence[RunRef]) -> list[Look]:
 
 
 def _is_worth_a_look(status: LaunchStatus, launch: Launch) -> bool:
-    """Return True for a run that may live, that has an open alert, or whose job has just vanished."""
-    if status.may_live or open_alerts(status.run_dir):
+    """Return True for a run that may live, or ended days ago at most with open alerts or without a mark."""
+    if status.may_live:
         return True
-    age = datetime.now(UTC) - datetime.fromisoformat(launch.manifest.created)
+    alerts = open_alerts(status.run_dir)
+    created = datetime.fromisoformat(launch.manifest.created).timestamp()
+    newest = max(created, status.ended or 0.0, *(alert.newest.time for alert in alerts))
     is_gone = status.state.is_final and not status.state.is_good and launch.manifest.job_id is not None
-    return is_gone and age.days < _DAYS and not _has_end_mark(status, launch)
+    is_odd = bool(alerts) or (is_gone and not _has_end_mark(status, launch))
+    return is_odd and time.time() - newest < _DAYS * 86400
 
 
 def _look(status: LaunchStatus, launch: Launch) -> Look:
     now, run_dir = time.time(), status.run_dir
     settings = _read_settings(launch)
     job_looks = status.state is State.RUNNING and _job_looked(run_dir, now)
+    origin = Origin(launch.paths.number, status.chain.current if status.chain else 1, status.job_id)
     readings: Sequence[Reading] = []
+    told: list[Reading] = []
     messages: Sequence[Message] = []
     problem = None
     try:
@@ -116,13 +125,28 @@ def _look(status: LaunchStatus, launch: Launch) -> Look:
                 window.take(event)
         window.take_facts(_find_facts(status, launch, settings, now))
         readings = read_all(window, own)
-        told = [reading for reading in readings if not job_looks or reading.detector == _OF_THE_JOB]
-        origin = Origin(launch.paths.number, status.chain.current if status.chain else 1, status.job_id)
+        told = _choose_readings(status, readings, job_looks=job_looks)
+        if not is_own(run_dir):  # what lies there could lead the writing astray
+            raise PermissionError(f"{run_dir} is another user's")
         messages = record(run_dir, told, origin, {}, now)
         _remember(window, run_dir)
-    except (OSError, TypeError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         problem = first_line(error)
-    return Look(status, readings, messages, open_alerts(run_dir), job_looks, problem)
+    alerts = open_alerts(run_dir)
+    if problem:  # what is wrong is said all the same
+        news = group_by_alert(judge(alerts, told, now, origin, {}))
+        alerts += [alert for alert in news if alert.first.number == 1]
+    return Look(status, readings, messages, alerts, job_looks, problem)
+
+
+def _choose_readings(status: LaunchStatus, readings: Sequence[Reading], *, job_looks: bool) -> list[Reading]:
+    """Return what is to be recorded: of a training that its job watches, or that has ended, the job alone."""
+    if status.state in (State.COMPLETED, State.CANCELLED):
+        why = f"the job is {status.state.value}"
+        return [Reading(each.first.detector, QUIET, why) for each in open_alerts(status.run_dir)]
+    if job_looks or not status.may_live:
+        return [reading for reading in readings if reading.detector == _OF_THE_JOB]
+    return list(readings)
 
 
 def _find_facts(status: LaunchStatus, launch: Launch, settings: Settings | None, now: float) -> Facts:
@@ -134,7 +158,8 @@ def _find_facts(status: LaunchStatus, launch: Launch, settings: Settings | None,
     if status.unanswered is None and launch.manifest.job_id is not None:
         is_bad = status.state.is_final and not status.state.is_good
         word = None if status.state is State.UNKNOWN else "FAILED" if is_bad else status.state.value
-        job = JobState(word, _has_end_mark(status, launch))
+        elapsed = parse_time_limit(status.elapsed) if status.elapsed else None
+        job = JobState(word, _has_end_mark(status, launch), None if elapsed is None else now - elapsed)
     return Facts(now, newest, measure_disk(str(status.run_dir)), job=job)
 
 
@@ -147,7 +172,7 @@ def _has_end_mark(status: LaunchStatus, launch: Launch) -> bool:
 
 def _recall(window: Window, run_dir: Path) -> None:
     """Give a window what the look before remembered of facts."""
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+    with contextlib.suppress(ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError):
         content = read_json(run_dir / OUTBOX / _MEMORY)
         for name, own in (("conditions", window.conditions), ("since", window.since)):
             own.update({str(word): float(moment) for word, moment in content[name].items()})
@@ -164,8 +189,14 @@ def deliver(looks: Sequence[Look]) -> list[tuple[Run, Message, str, Result]]:
     """Deliver what is still in the outboxes of the runs, by the ways of their jobs and by apprise."""
     host, attempts = socket.gethostname(), []
     for look in {look.status.run_dir: look for look in looks}.values():
-        settings = _read_settings(look.status.launch) if look.status.launch else None
-        tell = telling.from_json(settings.tell if settings else {})
+        launch = look.status.launch
+        if not launch or not (settings := _read_settings(launch)):
+            continue
+        # The settings name programs that would run, and files that would be read, as the caller.
+        if why := why_untrusted(launch.paths.supervisor_settings):
+            logger.warning("%s: nothing is delivered: %s", escape(str(look.status.run_dir)), escape(why))
+            continue
+        tell = telling.from_json(settings.tell)
         run = Run(look.status.run, str(look.status.run_dir), host)
         services = _apprise_services(tell)
         found = deliver_all(run, tell, (*tell.routes(), *services), partial(_deliver, services))
@@ -208,7 +239,9 @@ def _deliver(services: Mapping[str, str], tell: Tell, route: str, run: Run, mess
         warnings.simplefilter("ignore")  # of its many parts, which it imports now, about Pythons to come
         if not service.add(services[route]):
             raise NotDelivered("apprise does not know this kind of address")
-    if not service.notify(body=compose_text(run, message), title=compose_subject(run, message)):
+    with routes.limit(tell.timeout):
+        is_delivered = service.notify(body=compose_text(run, message), title=compose_subject(run, message))
+    if not is_delivered:
         raise NotDelivered(f"apprise could not deliver to {services[route].partition(':')[0]}")
     return None
 

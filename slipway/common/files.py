@@ -229,9 +229,9 @@ def write_once(path: AnyPath, text: str) -> bool:
 
 
 def append_line(path: AnyPath, line: str) -> None:
-    """Append a line in one write, which other writers of the file do not part."""
+    """Append a line in one write, which other writers of the file do not part; a FIFO is not waited for."""
     content = (line + "\n").encode("utf-8", "surrogateescape")
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     try:
         if os.write(descriptor, content) < len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

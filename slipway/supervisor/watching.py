@@ -143,7 +143,7 @@ def _find_facts(job: Job) -> Facts:
             None if job.by_hand else marks.job_of(job.directory, job.link + 1) is not None,
             job.began + seconds if seconds else None,
         ),
-        JobState("RUNNING", False),
+        JobState("RUNNING", False, job.began),
     )
 
 
@@ -201,7 +201,7 @@ def deliver(job: Job) -> None:
 
 
 def tell_end(job: Job, ending: Ending, goes_on: bool) -> None:
-    """Tell people that the run ended before its training was done; no alert outlives one that is done.
+    """Tell people that the run ended before its training was done; one that is done or cancelled ends alerts.
 
     If the next link goes on, it tells them what this one has not: a receiver that hangs holds up no link.
     """
@@ -225,7 +225,7 @@ def _record_end(job: Job, ending: Ending) -> None:
     from slipway.watch import alerts
 
     names = [alert.first.detector for alert in alerts.open_alerts(job.settings.run_dir)]
-    if ending.verdict == "done":
-        _record(job, [Reading(name, QUIET, "the training is done") for name in names])
+    if ending.verdict == "done" or ending.rule == "cancelled":
+        _record(job, [Reading(name, QUIET, ending.why) for name in names])
     elif ending.rule not in names:  # a detector that ended the tasks has an alert already
         _record(job, [Reading(ENDED, FIRING, f"the run has ended: {ending.why}", since=time.time())])

@@ -5,7 +5,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from slipway.watch.parameters import Parameters
 from slipway.watch.series import Spikes
-from slipway.watch.windows import Window
+from slipway.watch.windows import JobState, Window
 
 QUIET, FIRING, BLIND = "quiet", "firing", "blind"
 
@@ -127,11 +127,15 @@ def look_for_no_step(window: Window, parameters: Parameters) -> Reading:
         return _blind("no event of the training has been read yet")
     if pace.end is not None:
         return _quiet("the training has ended")
-    limit, silence = pace.find_limit(parameters.no_step), window.now - pace.last_sign
+    sign, limit = pace.last_sign, pace.find_limit(parameters.no_step)
+    job = window.facts.job
+    if isinstance(job, JobState) and job.began is not None and sign < job.began:
+        sign, limit = job.began, parameters.no_step.first  # the events are those of the jobs before
+    silence = window.now - sign
     usual = f"usual: {say_duration(pace.interval)}" if pace.interval is not None else "no usual pace is known"
     if limit is not None and silence > limit:
         why = f"no {'new' if pace.train else 'first'} step for {say_duration(silence)} ({usual})"
-        return _fire(why, since=pace.last_sign)
+        return _fire(why, since=sign)
     return _quiet(f"the last event is {say_duration(silence)} old ({usual})")
 
 

@@ -81,7 +81,7 @@ class Pace:
         first, train, last = self._first, self.train, self.start and self.start.max_steps
         if last is not None and self.step is not None and self.step >= last:
             return 0.0
-        if last is None or first is None or train is None or not train.step > first.step:
+        if last is None or not (first and train) or self.interval is None or train.step <= first.step:
             return None
         return (last - train.step) * (train.time - first.time) / (train.step - first.step)
 

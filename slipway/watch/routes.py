@@ -1,7 +1,9 @@
 """The ways to tell people: a command, an HTTP POST, a mail. Each either delivers or raises."""
 
+import contextlib
 import json
 import os
+import signal
 import smtplib
 import ssl
 import subprocess
@@ -9,13 +11,13 @@ import time
 import urllib.error
 import urllib.request
 from email.message import EmailMessage
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 from slipway.common.files import read_text, write_atomic
 from slipway.watch.alerts import Message
 from slipway.watch.messages import Run, compose_subject, compose_text, to_payload, to_webhook_body
 from slipway.watch.outbox import NotDelivered
-from slipway.watch.telling import COMMAND, MAIL, WEBHOOK, Mail, Tell, Webhook
+from slipway.watch.telling import COMMAND, WEBHOOK, Mail, Tell, Webhook
 
 # A secret is a line: of a URL, a key or a password.
 _LONGEST_SECRET = 1 << 12
@@ -30,17 +32,13 @@ def deliver(tell: Tell, route: str, run: Run, message: Message) -> None:
     NotDelivered
         If it did not arrive, as far as is known.
     """
-    try:
+    with limit(tell.timeout):
         if route == COMMAND:
-            _call_command(tell.command, to_payload(run, message), tell.timeout)
+            _call_command(tell.command, to_payload(run, message))
         elif route == WEBHOOK:
-            _post(tell.webhook, run, message, tell.timeout)
-        elif route == MAIL:
-            _send_mail(tell.mail, run, message, tell.timeout)
+            _post(tell.webhook, run, message)
         else:
-            raise ValueError(f"{route} is no way to tell people from here")
-    except (OSError, ValueError, subprocess.SubprocessError, smtplib.SMTPException) as error:
-        raise NotDelivered(_say(error)) from None
+            _send_mail(tell.mail, run, message)
 
 
 def touch(tell: Tell) -> None:
@@ -51,33 +49,52 @@ def touch(tell: Tell) -> None:
     NotDelivered
         If one could not be touched.
     """
-    try:
+    with limit(tell.timeout):
         if tell.alive.file:
             write_atomic(os.path.expanduser(tell.alive.file), f"{time.time():.0f}\n", sync=False)
         if tell.alive.url_file:
-            _open(urllib.request.Request(_read_secret(tell.alive.url_file)), tell.timeout)
-    except (OSError, ValueError) as error:
+            _open(tell.alive.url_file)
+
+
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """End a delivery after the seconds, and raise `NotDelivered` for whatever goes wrong in it.
+
+    The timeout of a socket is that of each of its calls: a receiver that drips bytes never exceeds it.
+    """
+
+    def end(*_: Any) -> None:
+        raise TimeoutError(0, f"no end within {seconds:g} seconds")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # and again: what ends a delivery may wait too
+    try:
+        yield
+    except NotDelivered:
+        raise
+    except Exception as error:  # http.client and the services have errors of many kinds
         raise NotDelivered(_say(error)) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
-def _call_command(command: Tuple[str, ...], payload: Dict[str, Any], timeout: float) -> None:
+def _call_command(command: Tuple[str, ...], payload: Dict[str, Any]) -> None:
     done = subprocess.run(
         list(command),
         input=json.dumps(payload).encode(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        timeout=timeout,
         check=False,
     )
     if done.returncode:
         raise NotDelivered(f"exit code {done.returncode}")
 
 
-def _post(webhook: Webhook, run: Run, message: Message, timeout: float) -> None:
+def _post(webhook: Webhook, run: Run, message: Message) -> None:
     key = _read_secret(webhook.key_file) if webhook.key_file else None
     body = json.dumps(to_webhook_body(webhook.style, run, message, key)).encode()
-    headers = {"Content-Type": "application/json", "User-Agent": "slipway"}
-    _open(urllib.request.Request(_read_secret(webhook.url_file or ""), body, headers), timeout)
+    _open(webhook.url_file or "", body)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -87,21 +104,23 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _open(request: urllib.request.Request, timeout: float) -> None:
-    if request.type not in ("http", "https"):
-        raise ValueError("the URL begins neither with http: nor with https:")
-    with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout) as answer:
+def _open(url_file: str, body: Optional[bytes] = None) -> None:
+    url = _read_secret(url_file)
+    if not url.lower().startswith(("http://", "https://")):
+        raise NotDelivered(f"the URL in {url_file} begins neither with http:// nor with https://")
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "slipway"})
+    with urllib.request.build_opener(_NoRedirect).open(request) as answer:
         answer.read(1)
 
 
-def _send_mail(mail: Mail, run: Run, message: Message, timeout: float) -> None:
+def _send_mail(mail: Mail, run: Run, message: Message) -> None:
     letter = EmailMessage()
     letter["From"], letter["To"] = mail.sender, ", ".join(mail.to)
     letter["Subject"] = compose_subject(run, message)
     letter["X-Slipway-Alert"] = message.name
     letter.set_content(compose_text(run, message))
     host, _, port = (mail.server or "").partition(":")
-    with smtplib.SMTP(host, int(port or _SMTP_PORT), timeout=timeout) as server:
+    with smtplib.SMTP(host, int(port or _SMTP_PORT)) as server:
         if server.ehlo()[0] == 250 and server.has_extn("starttls"):
             server.starttls(context=ssl.create_default_context())
             server.ehlo()
@@ -117,12 +136,12 @@ def _read_secret(path: str) -> str:
 
     Raises
     ------
-    ValueError
+    NotDelivered
         If it has none.
     """
     lines = read_text(os.path.expanduser(path), _LONGEST_SECRET).strip().splitlines()
     if not lines:
-        raise ValueError(f"{path} is empty")
+        raise NotDelivered(f"{path} is empty")
     return lines[0].strip()
 
 
@@ -134,8 +153,6 @@ def _say(error: Exception) -> str:
         return f"no connection: {error.reason}"
     if isinstance(error, smtplib.SMTPResponseException):
         return f"SMTP {error.smtp_code}"
-    if isinstance(error, subprocess.TimeoutExpired):
-        return f"no end within {error.timeout:g} seconds"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return type(error).__name__ if "://" in str(error) else f"{type(error).__name__}: {error}"
+    return type(error).__name__ + (f": {error}" if isinstance(error, smtplib.SMTPException) else "")

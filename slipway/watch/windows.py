@@ -40,10 +40,14 @@ class ChainState(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """The newest job: its state in Slurm's words, ``None`` if Slurm does not know it, and its end mark."""
+    """The newest job: its state in Slurm's words, ``None`` if Slurm does not know it, and its end mark.
+
+    `began` is the Unix time of its start, ``None`` if nobody knows it.
+    """
 
     state: Optional[str]
     has_end_mark: bool
+    began: Optional[float] = None
 
 
 class Facts(NamedTuple):
@@ -146,7 +150,8 @@ class Window:
     def take_facts(self, facts: Facts) -> None:
         """Take in what a watcher found."""
         self.facts = facts
-        self.now = max(self.now, facts.time)
+        # Not the largest time ever seen: a clock that was set back would be ahead of all events to come.
+        self.now = max(facts.time, self.pace.last_sign or 0.0)
         checkpoint, disk, chain, job = facts.checkpoint, facts.disk, facts.chain, facts.job
         if isinstance(checkpoint, int) and checkpoint not in self.checkpoints:
             self.checkpoints.append(checkpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from monitor_samples import FAILED, PENDING, RUNNING, FakeScheduler, Runs, append, slipway, start, train
 
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from slipway.common.node.settings import Settings, to_json
 from slipway.watch.alerts import OUTBOX, read_messages
 from tests.fakes.receiver import Receiver, receive
@@ -73,7 +76,9 @@ def test_a_job_that_ended_without_a_word_is_an_alert(
     has_mark: bool, runs: Runs, scheduler: FakeScheduler, capsys: Capsys
 ) -> None:
     directory = runs.launch(created=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()))
-    write_settings(directory, {"job": {"patience": 0}}, {})
+    since = {"conditions": {"job": time.time() - 200}, "since": {}, "disk": []}  # of an earlier look
+    (directory.parents[1] / OUTBOX).mkdir()
+    (directory.parents[1] / OUTBOX / "login.json").write_text(json.dumps(since))
     if has_mark:
         leave_marks(directory, "11", started=1, ended=2, code=1)
     scheduler.set("11", FAILED)
@@ -124,8 +129,60 @@ def test_what_waits_is_delivered_by_apprise_and_by_the_ways_of_the_job(
 def test_a_run_that_cannot_be_recorded_says_so(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     scheduler.set("11", RUNNING)
     (diverging_run(runs) / OUTBOX).write_text("no directory")
-    assert slipway(runs, "watch") == 3
-    assert "nothing could be recorded" in capsys.readouterr().err
+    assert slipway(runs, "watch") == 1
+    output, error = capsys.readouterr()
+    assert "nothing could be recorded" in error
+    assert "the loss is nan at step 1 (non_finite-1)" in output  # what is wrong is said all the same
+
+
+@pytest.mark.parametrize(
+    "memory", [{}, {"conditions": {}, "since": {"disk": 1e400}, "disk": [[1, 9], [1, float("inf")]]}]
+)
+def test_an_odd_run_costs_its_own_row_alone(
+    memory: dict[str, Any], runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
+    write_settings(runs.launch("of-another-version"), {"tea_time": {"reaction": "notify"}}, {})
+    (diverging_run(runs) / OUTBOX).mkdir()
+    (runs.base / "gpt3_tiny" / OUTBOX / "login.json").write_text(json.dumps(memory))
+    fifo = runs.launch("fifo", job_id="12").parents[1] / "alerts.jsonl"
+    os.mkfifo(fifo)
+    append(fifo.parent / "launches/1", [train(1, time.time(), float("nan"))])
+    for job in ("11", "12"):
+        scheduler.set(job, RUNNING)
+    assert slipway(runs, "watch") == 1
+    output, error = capsys.readouterr()
+    assert "gpt3_tiny: the loss is nan at step 1 (non_finite-1)" in output
+    assert "not of this version" in error
+    assert "fifo: nothing could be recorded" in error
+
+
+def test_a_training_that_ended_is_not_called_slow(runs: Runs, scheduler: FakeScheduler) -> None:
+    directory = diverging_run(runs) / "launches/1"
+    scheduler.set("11", RUNNING)
+    slipway(runs, "watch")
+    leave_marks(directory, "11", started=1, ended=int(time.time()), code=1)
+    append(directory, [train(step, time.time() - 9999, 3.0) for step in range(30, 32)])
+    scheduler.set("11", FAILED)
+    assert slipway(runs, "watch") == 1  # its alert is open still
+    assert messages(directory.parents[1]) == ["non_finite-1.1"]
+    scheduler.set("11", JobStatus(State.CANCELLED))
+    assert slipway(runs, "watch") == 0
+    assert messages(directory.parents[1]) == ["non_finite-1.1", "non_finite-1.2"]
+
+
+def test_settings_of_somebody_else_run_no_program(
+    runs: Runs, scheduler: FakeScheduler, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler.set("11", RUNNING)
+    directory = diverging_run(runs) / "launches/1"
+    write_settings(directory, {}, {"command": ["/usr/bin/touch", str(tmp_path / "ran")]})
+    (directory / "supervisor.json").chmod(0o666)
+    slipway(runs, "watch", "--deliver")
+    assert not (tmp_path / "ran").exists()
+    assert "nothing is delivered: everybody may write" in caplog.text
+    (directory / "supervisor.json").chmod(0o600)
+    slipway(runs, "watch", "--deliver")
+    assert (tmp_path / "ran").exists()
 
 
 def test_an_interval_that_a_controller_would_feel_is_refused(runs: Runs, capsys: Capsys) -> None:

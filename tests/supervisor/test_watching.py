@@ -43,7 +43,7 @@ def watched_chain(
     return chain
 
 
-def trains(chain: ScriptedChain, steps: int, loss: str = "3.0", pause: float = 0.0) -> None:
+def trains(chain: ScriptedChain, steps: int, loss: str = "3.0", pause: float | str = 0.0) -> None:
     metrics = chain.plan.paths.metrics
     chain.tasks(TRAINS % (metrics, steps, loss, metrics, pause))
 
@@ -108,6 +108,15 @@ def test_the_end_of_a_run_that_is_not_done_is_told(tmp_path: Path) -> None:
         assert told(tmp_path) == ["ended-1.1"]
     else:  # the next link goes on
         assert ends == []
+
+
+def test_a_run_that_somebody_cancels_ends_its_alerts_and_opens_none(tmp_path: Path) -> None:
+    chain = watched_chain(tmp_path, {})
+    trains(chain, 40, loss="NaN", pause="0.5; exit 143")
+    _, output = chain.run(STATE="JobState=CANCELLED Reason=None PreemptTime=None")
+    assert chain.end_mark()["rule"] == "cancelled", output
+    events = [(each.detector, each.event) for each in messages(chain)]
+    assert events == [("non_finite", OPENED), ("non_finite", RESOLVED)], output
 
 
 def test_a_receiver_that_hangs_holds_up_neither_tasks_nor_link(tmp_path: Path) -> None:

@@ -178,6 +178,28 @@ def test_next_step_is_overdue(events: tuple[Event | list[Train], ...], silence: 
         assert reading.since == last.time
 
 
+def test_a_job_has_its_own_time_until_its_first_step() -> None:
+    """The last step of the job before was hours ago; this one has just begun."""
+    before = (START, steps(1, 120))
+    job = JobState("RUNNING", False, began=9000.0)
+    assert watch(*before, Facts(9100.0, job=job))["no_step"].state == QUIET
+    late = watch(*before, Facts(9000.0 + 1801, job=job))["no_step"]
+    assert (late.state, late.since) == (FIRING, 9000.0)
+
+
+def test_three_slow_steps_are_no_pace() -> None:
+    facts = Facts(300.0, chain=ChainState(1, 1, ends_at=9000.0))
+    parameters = Parameters(deadline=Deadline(at=9000.0))
+    readings = watch(START, steps(1, 3, every=100.0), facts, parameters=parameters)
+    assert (readings["chain"].state, readings["deadline"].state) == (BLIND, BLIND)
+
+
+def test_a_clock_that_is_set_back_makes_no_step_late() -> None:
+    behind = steps(121, 160, start=121.0 - 3600)
+    facts = (Facts(120.5), behind, Facts(behind[-1].time + 1))
+    assert watch(START, steps(1, 120), *facts)["no_step"].state == QUIET
+
+
 def test_sentence_about_a_stale_training() -> None:
     reading = watch(START, steps(1, 120, every=28.0), Facts(1 + 119 * 28.0 + 300))["no_step"]
     assert reading.why == "no new step for 5 m 0 s (usual: 28 s)"

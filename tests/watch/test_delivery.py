@@ -6,10 +6,11 @@ import json
 import multiprocessing
 import os
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,61 @@ def test_what_a_receiver_did_not_take_is_delivered_later(
     assert (result.state, result.attempt) == (SENT, 2)
     assert len(receiver.bodies) == 1
     assert deliver_all(run, tell, now=lambda: later + 9999) == []
+
+
+@contextmanager
+def answer_bytes(answer: bytes) -> Iterator[str]:
+    """Send every client an answer, a byte each 50 ms, which needs no HTTP; yield the server's address."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            client = server.accept()[0]
+            with client:
+                for byte in answer:
+                    client.sendall(bytes([byte]))
+                    time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(1)  # a client may never come
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://%s/SECRET", "no end within 0.5 seconds"),
+        ("http://%s/SECRET GAP", "InvalidURL"),
+        ("http://me:SECRET@host/", "InvalidURL"),
+        ("hooks.slack.com/services/SECRET", "begins neither with http:// nor"),
+        ("https://[SECRET/", "ValueError"),
+        ("mail", "no end within 0.5 seconds"),
+    ],
+)
+def test_a_delivery_ends_in_time_and_names_no_secret(url: str, why: str, run: Run, tmp_path: Path) -> None:
+    record(run.directory, [SPIKE], ORIGIN, {})
+    with answer_bytes(
+        b"220 x\r\n250-" + b"x" * 60 if url == "mail" else b"HTTP/1.1 200 OK\r\nX: " + b"x" * 60
+    ) as server:
+        mail = Mail(server, ("a@x.org",), "s@x.org") if url == "mail" else Mail()
+        webhook = (
+            Webhook(write_secret(tmp_path, "url", url.replace("%s", server))) if url != "mail" else Webhook()
+        )
+        began = time.monotonic()
+        [(_, _, result)] = deliver_all(run, Tell(webhook=webhook, mail=mail, timeout=0.5))
+        assert time.monotonic() - began < 2
+    assert result.state == FAILED
+    assert why in result.why
+    assert "SECRET" not in result.why
+
+
+def test_an_answer_that_is_no_http_is_a_failure(run: Run, tmp_path: Path) -> None:
+    record(run.directory, [SPIKE], ORIGIN, {})
+    with answer_bytes(b"SECRET\r\n\r\n") as server:
+        tell = Tell(webhook=Webhook(write_secret(tmp_path, "url", f"http://{server}/")))
+        assert [result.why for _, _, result in deliver_all(run, tell)] == ["BadStatusLine"]
 
 
 @pytest.mark.parametrize("answer", ["550 no such person", "421 come back later"])
