@@ -32,6 +32,7 @@ from benchmarks.soak.cluster import ROOT, Cluster, NotPossible
 from benchmarks.soak.faults import FAULTS, Fault, leave_undisturbed, revive_nodes
 from benchmarks.soak.trial import SHAPES, Trial
 from launcher.errors import UserError
+from slipway.watch.alerts import Alert
 
 KINDS = list(FAULTS)
 # The nodes of each run: two to use and one to move to.
@@ -127,6 +128,7 @@ class Soak:
                 cluster.set_clock(node, None)
         row |= {"violations": problems, "notes": trial.notes, "launches": trial.launches}
         row |= {"links": sum(line["event"] == "begin" and line["rank"] == "0" for line in trial.journal())}
+        row |= {"alerts": [_describe(alert) for alert in trial.alerts()]}
         row |= {"seconds": round(time.monotonic() - start, 1)}
         if problems and self.keep:
             _keep(trial, self.keep / f"seed-{seed}")
@@ -144,7 +146,18 @@ class Soak:
         self._is_done[trial.shape].wait()
         if trial.shape not in self._undisturbed:
             raise RuntimeError(f"the training of shape {trial.shape} that nothing disturbs failed")
-        return oracle.judge(trial, self._undisturbed[trial.shape], self._mounts[trial.cluster.directory])
+        return [
+            *oracle.judge(trial, self._undisturbed[trial.shape], self._mounts[trial.cluster.directory]),
+            *oracle.wrong_alerts(trial.alerts(), fault.alerts),
+        ]
+
+
+def _describe(alert: Alert) -> Row:
+    until = None if alert.is_open else alert.newest.time
+    link = alert.first.origin.link
+    return {"detector": alert.first.detector, "why": alert.first.why, "opened": alert.first.time} | {
+        "resolved": until, "because": alert.newest.why, "link": link
+    }  # fmt: skip
 
 
 def kind_of(seed: int) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.soak import zygote
 from benchmarks.soak.cluster import NotPossible
-from benchmarks.soak.trial import EVERY, STEPS, Trial
+from benchmarks.soak.trial import EVERY, SILENCE, STEPS, Trial
 from slipway.trainer.checkpoint import store
 from tests.trainer.damages import damage
 
@@ -30,11 +30,14 @@ class Fault:
         How often the user may have to launch the run again.
     alone
         Whether it breaks the whole cluster, so that it has one of its own.
+    alerts
+        The right alerts, by their detectors; where it depends on the moment, each possibility.
     """
 
     strike: Callable[[Trial], None]
     relaunches: int = 0
     alone: bool = False
+    alerts: tuple[tuple[str, ...], ...] = ((),)
 
 
 def leave_undisturbed(trial: Trial) -> None:
@@ -75,6 +78,7 @@ def rank_killed(trial: Trial) -> None:
 def time_limit(trial: Trial) -> None:
     """Reach the time limit: the training saves at the signal, or ignores it."""
     trial.hold(trial.chance.randrange(STEPS), deaf=trial.chance.random() < 0.3)
+    trial.overrides.append("watch.no_step.reaction=off")  # held for so long, it would be a hang
     trial.launch()
     job = trial.wait_until_held()
     # Slurm looks every 30 seconds.
@@ -250,6 +254,35 @@ def clock_off(trial: Trial) -> None:
     trial.kill_a_rank()
 
 
+def rank_hangs(trial: Trial) -> None:
+    """Stop a rank with SIGSTOP until there is an alert, or the time for one is over, and let it go on."""
+    trial.hold(trial.chance.randrange(5, STEPS))
+    trial.launch()
+    trial.wait_until_held()
+    pid = trial.chance.choice(sorted(pid for _, pid in trial.ranks()))
+    os.kill(pid, signal.SIGSTOP)
+    trial.release()
+    start = time.monotonic()
+    with suppress(TimeoutError):
+        trial.cluster.until("an alert is open", trial.alerts, 4 * SILENCE)
+    os.kill(pid, signal.SIGCONT)
+    trial.note(f"stopped for {time.monotonic() - start:.0f} s")
+
+
+def crash_loop(trial: Trial) -> None:
+    """Let every link fail at the same step, until the chain gives up; then launch a mended one."""
+    trial.order("crash", trial.chance.randrange(STEPS))
+    trial.launch()
+    trial.until_over()
+
+
+def diverged(trial: Trial) -> None:
+    """Let the weights become NaN; the user changes what was wrong and launches again."""
+    trial.order("diverge", trial.chance.randrange(STEPS))
+    trial.launch()
+    trial.until_over()
+
+
 FAULTS: dict[str, Fault] = {
     # The longest faults come first.
     "time_limit": Fault(time_limit),
@@ -268,4 +301,7 @@ FAULTS: dict[str, Fault] = {
     "rank_killed": Fault(rank_killed),
     "launcher_killed": Fault(launcher_killed, relaunches=1),
     "two_launches": Fault(two_launches),
+    "rank_hangs": Fault(rank_hangs, alerts=(("no_step",),)),
+    "crash_loop": Fault(crash_loop, relaunches=1, alerts=(("ended",),)),
+    "diverged": Fault(diverged, relaunches=1, alerts=(("ended",),)),
 }
