@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.soak import oracle
 from benchmarks.soak.boot import boot_clusters
 from benchmarks.soak.cluster import ROOT, Cluster, NotPossible
-from benchmarks.soak.faults import FAULTS, Fault, leave_undisturbed, revive_nodes
+from benchmarks.soak.faults import FAULTS, STOPPED, Fault, leave_undisturbed, revive_nodes
 from benchmarks.soak.trial import SHAPES, Trial
 from launcher.errors import UserError
 from slipway.watch.alerts import Alert
@@ -148,8 +148,13 @@ class Soak:
             raise RuntimeError(f"the training of shape {trial.shape} that nothing disturbs failed")
         return [
             *oracle.judge(trial, self._undisturbed[trial.shape], self._mounts[trial.cluster.directory]),
-            *oracle.wrong_alerts(trial.alerts(), fault.alerts),
+            *oracle.wrong_alerts(trial.alerts(), right_alerts(trial, fault)),
         ]
+
+
+def right_alerts(trial: Trial, fault: Fault) -> tuple[tuple[str, ...], ...]:
+    """Return what the alerts of a run may be."""
+    return trial.alerts_expected or (STOPPED if trial.has_stopped else fault.alerts)
 
 
 def _describe(alert: Alert) -> Row:

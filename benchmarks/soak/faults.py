@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from benchmarks.soak.trial import EVERY, SILENCE, STEPS, Trial
 from slipway.trainer.checkpoint import store
 from tests.trainer.damages import damage
 
+# The right alerts of a chain that stopped, by their detectors: by its own word, or by what it left.
+STOPPED = (("ended",), ("job",), ("disk",))
 # More than a launch makes.
 _CALLS = 130
 
@@ -31,7 +34,7 @@ class Fault:
     alone
         Whether it breaks the whole cluster, so that it has one of its own.
     alerts
-        The right alerts, by their detectors; where it depends on the moment, each possibility.
+        The right alerts, by their detectors, if the chain heals; if it stops, it is one of `STOPPED`.
     """
 
     strike: Callable[[Trial], None]
@@ -192,17 +195,23 @@ def _meanwhile(trial: Trial, seconds: float) -> None:
 
 
 def disk_full(trial: Trial) -> None:
-    """Fill the file system of the run, and free it a while later."""
+    """Fill the file system of the run, all at once or but for its last hundredth first, and free it later."""
     disks = trial.cluster.directory.parent / "disks"
     disk = disks / str(trial.seed % max(1, len(list(disks.glob("*")))))
     if not disk.is_mount():
         raise NotPossible("no file system could be mounted")
     trial.results = disk
     trial.moment()
-    filler = disk / f"filler-{trial.seed}"
+    filler, total = disk / f"filler-{trial.seed}", shutil.disk_usage(disk).total
+    if is_gradual := trial.chance.random() < 0.5:
+        trial.alerts_expected = (("disk",),)
     with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(1 << 16)):
-            pass
+        while not is_gradual or shutil.disk_usage(disk).free > total // 100:
+            file.write(bytes(1 << 16))
+    if is_gradual:
+        trial.note("a hundredth was left")
+        with suppress(TimeoutError):
+            trial.cluster.until("an alert is open", trial.alerts, 10)
     with filler.open("ab", buffering=0) as file, suppress(OSError):
         while file.write(b"0"):
             pass
@@ -269,6 +278,31 @@ def rank_hangs(trial: Trial) -> None:
     trial.note(f"stopped for {time.monotonic() - start:.0f} s")
 
 
+def waited_long(trial: Trial) -> None:
+    """Kill a rank, and let the next link wait in the queue, and load, for longer than a step may take."""
+    trial.hold(trial.chance.randrange(5, STEPS))
+    trial.launch()
+    job = trial.wait_until_held()
+    (successor,) = (entry.id for entry in trial.live_jobs(fresh=2) if entry.id != job)
+    trial.cluster.slurm("scontrol", "hold", successor)
+    trial.order("load", 8)
+    trial.kill_a_rank()
+    trial.until_gone(job)
+    time.sleep(SILENCE + 2)
+    trial.cluster.slurm("scontrol", "release", successor)
+    trial.cluster.until("the next link runs", trial.ranks)
+    time.sleep(8)
+
+
+def last_link_killed(trial: Trial) -> None:
+    """Kill the supervisor of the last link with SIGKILL; the user launches again."""
+    trial.overrides.append("resilience.links=1")
+    trial.hold(trial.chance.randrange(STEPS))
+    trial.launch()
+    trial.kill(trial.cluster.keeper(trial.wait_until_held()), "the supervisor")
+    trial.until_over()
+
+
 def crash_loop(trial: Trial) -> None:
     """Let every link fail at the same step, until the chain gives up; then launch a mended one."""
     trial.order("crash", trial.chance.randrange(STEPS))
@@ -301,7 +335,9 @@ FAULTS: dict[str, Fault] = {
     "rank_killed": Fault(rank_killed),
     "launcher_killed": Fault(launcher_killed, relaunches=1),
     "two_launches": Fault(two_launches),
+    "waited_long": Fault(waited_long),
+    "last_link_killed": Fault(last_link_killed, relaunches=1),
     "rank_hangs": Fault(rank_hangs, alerts=(("no_step",),)),
-    "crash_loop": Fault(crash_loop, relaunches=1, alerts=(("ended",),)),
-    "diverged": Fault(diverged, relaunches=1, alerts=(("ended",),)),
+    "crash_loop": Fault(crash_loop, relaunches=1),
+    "diverged": Fault(diverged, relaunches=1),
 }

@@ -64,6 +64,10 @@ class Trial:
         True if Slurm lost its state: a launch may stay UNKNOWN then.
     overrides
         Those of this run besides those of all.
+    alerts_expected
+        The right alerts where they depend on the moment, else empty: `Fault.alerts`.
+    has_stopped
+        True if its user had to launch it again after it had run.
     """
 
     seed: int
@@ -81,6 +85,8 @@ class Trial:
     launches: int = 0
     down: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
+    alerts_expected: tuple[tuple[str, ...], ...] = ()
+    has_stopped: bool = False
 
     def __post_init__(self) -> None:
         self.run = f"{self.kind}_{self.seed}"
@@ -152,6 +158,7 @@ class Trial:
                 self.violations.append(f"it is done, and status says {row.get('state')}: {row.get('reason')}")
             if row.get("state") == "CANCELLED" and max_launches == 0 and not self.is_forgotten:
                 self.violations.append(f"nobody cancelled it, and status says CANCELLED: {row.get('reason')}")
+            self.has_stopped |= bool(self.journal())
             self.watch()
             if turn == max_launches:
                 self.violations.append(
@@ -229,14 +236,14 @@ class Trial:
         (self._control / "hold").write_text(str(step))
         self.note(f"after step {step}{', deaf' if deaf else ''}")
 
-    def order(self, word: str, step: int) -> None:
-        """Let every link `crash` or `diverge` after a step, until the training is released."""
-        (self._control / word).write_text(str(step))
-        self.note(f"{word} after step {step}")
+    def order(self, word: str, number: int) -> None:
+        """Let every link `crash` or `diverge` after a step, or `load` for some seconds, until the release."""
+        (self._control / word).write_text(str(number))
+        self.note(f"{word} {number}")
 
     def release(self) -> None:
         """Let the training go on."""
-        for name in ("hold", "deaf", "at", "crash", "diverge"):
+        for name in ("hold", "deaf", "at", "crash", "diverge", "load"):
             (self._control / name).unlink(missing_ok=True)
 
     def wait_until_held(self) -> str:

@@ -255,8 +255,8 @@ def hold_steps(control: str) -> None:
 
     ``hold`` has the step after which it is held, as long as the file is there or until the training is asked
     to stop; with ``deaf`` beside it, then too. ``at`` tells that it is held. ``pace`` has the seconds that a
-    step lasts longer. ``crash`` and ``diverge`` have the step after which the training fails, or its weights
-    are NaN.
+    step lasts longer, and ``load`` those before the training begins. ``crash`` and ``diverge`` have the step
+    after which it fails, or its weights are NaN.
     """
     from slipway.trainer import signals
     from slipway.trainer.loop import run
@@ -301,6 +301,7 @@ def hold_steps(control: str) -> None:
 
     signals.StopSignals.install = install  # type: ignore[method-assign]
     run.Loop.step = hold_before_step  # type: ignore[method-assign, assignment]
+    time.sleep(read("load") or 0)
 
 
 def _kill_before(number: int) -> None:

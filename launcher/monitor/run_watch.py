@@ -22,6 +22,7 @@ from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.progress import read_schedule
 from launcher.monitor.readers import open_reader
+from launcher.monitor.run_status import elapsed_seconds
 from launcher.slurm.states import State
 from slipway.common.errors import first_line
 from slipway.common.extras import install_command
@@ -134,7 +135,9 @@ def _find_facts(status: LaunchStatus, launch: Launch, settings: Settings | None,
     if status.unanswered is None and launch.manifest.job_id is not None:
         is_bad = status.state.is_final and not status.state.is_good
         word = None if status.state is State.UNKNOWN else "FAILED" if is_bad else status.state.value
-        job = JobState(word, _has_end_mark(status, launch))
+        elapsed = elapsed_seconds(status) if status.state is State.RUNNING else None
+        began = None if elapsed is None else now - elapsed
+        job = JobState(word, _has_end_mark(status, launch), began)
     return Facts(now, newest, measure_disk(str(status.run_dir)), job=job)
 
 

@@ -40,10 +40,14 @@ class ChainState(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """The newest job: its state in Slurm's words, ``None`` if Slurm does not know it, and its end mark."""
+    """The newest job: its state in Slurm's words, ``None`` if Slurm does not know it, and its end mark.
+
+    `began` is the Unix time since when it runs, ``None`` if it does not or nobody can say.
+    """
 
     state: Optional[str]
     has_end_mark: bool
+    began: Optional[float] = None
 
 
 class Facts(NamedTuple):
