@@ -29,6 +29,7 @@ from slipway.common.extras import install_command
 from slipway.common.files import read_json, read_text, unix_time, write_atomic
 from slipway.common.node import checkpoints
 from slipway.common.node import settings as job_settings
+from slipway.common.node.marks import cancelled_by
 from slipway.common.node.settings import Settings
 from slipway.watch import parameters, telling
 from slipway.watch.alerts import OUTBOX, Alert, Message, Origin, open_alerts, record
@@ -121,7 +122,7 @@ def _look(status: LaunchStatus, launch: Launch) -> Look:
         origin = Origin(launch.paths.number, status.chain.current if status.chain else 1, status.job_id)
         messages = record(run_dir, told, origin, {}, now)
         _remember(window, run_dir)
-    except (OSError, TypeError, AttributeError) as error:
+    except (OSError, TypeError, ValueError, AttributeError) as error:
         problem = first_line(error)
     return Look(status, readings, messages, open_alerts(run_dir), job_looks, problem)
 
@@ -145,6 +146,9 @@ def _has_end_mark(status: LaunchStatus, launch: Launch) -> bool:
     """Return True if the end of the job is on record: by its supervisor, or by whoever cancelled it."""
     job_id = (status.job_id or "").partition("_")[0]
     own = [attempt for attempt in launch.attempts if attempt.job_id.partition("_")[0] == job_id]
+    if status.state is State.CANCELLED and not own and launch.attempts:
+        # A chain that gives up cancels its next job: the word is that of the last one that began.
+        return launch.attempts[-1].is_over or cancelled_by(launch.paths.directory, job_id) is not None
     return status.state is State.CANCELLED or any(attempt.is_over for attempt in own)
 
 
