@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +155,9 @@ class Soak:
 
 def right_alerts(trial: Trial, fault: Fault) -> tuple[tuple[str, ...], ...]:
     """Return what the alerts of a run may be."""
-    return trial.alerts_expected or (STOPPED if trial.has_stopped else fault.alerts)
+    if trial.has_stopped:  # what was wrong before may have been over
+        return (*STOPPED, *((*before, own) for before in trial.right_alerts for (own,) in STOPPED))
+    return trial.right_alerts or fault.alerts
 
 
 def _describe(alert: Alert) -> Row:
@@ -195,8 +198,9 @@ def _keep(trial: Trial, target: Path) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the table by fault, in Markdown."""
-    lines = ["| fault | what it does | runs | violations | links | launches | seconds | seeds that failed |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    heads = ["fault", "what it does", "runs", "violations", "alerts"]
+    heads += ["links", "launches", "seconds", "seeds that failed"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for kind, fault in FAULTS.items():
         kind_rows = [row for row in rows if row["fault"] == kind]
         completed = [row for row in kind_rows if "skipped" not in row]
@@ -207,6 +211,7 @@ def table(rows: Sequence[Row]) -> str:
             description += f" ({len(skipped)} skipped: {skipped[0]['skipped']})"
         failed_seeds = [str(row["seed"]) for row in completed if row["violations"]]
         cells = [kind.replace("_", " "), description, str(len(completed)), str(len(failed_seeds))]
+        cells += ["; ".join(f"{count} {name}" for name, count in count_alerts(completed).most_common())]
         cells += [
             f"{statistics.fmean(row[name] for row in completed):.1f}" if completed else ""
             for name in ("links", "launches")
@@ -214,6 +219,11 @@ def table(rows: Sequence[Row]) -> str:
         cells += [f"{statistics.median(row['seconds'] for row in completed):.0f}" if completed else ""]
         lines.append(f"| {' | '.join([*cells, ', '.join(failed_seeds) or '-'])} |")
     return "\n".join(lines)
+
+
+def count_alerts(rows: Sequence[Row]) -> Counter[str]:
+    """Return how many runs had which alerts, by their detectors."""
+    return Counter(" and ".join(each["detector"] for each in row["alerts"]) or "none" for row in rows)
 
 
 def read_record(path: Path) -> list[Row]:

@@ -18,7 +18,7 @@ from slipway.trainer.checkpoint import store
 from tests.trainer.damages import damage
 
 # The right alerts of a chain that stopped, by their detectors: by its own word, or by what it left.
-STOPPED = (("ended",), ("job",), ("disk",))
+STOPPED = (("ended",), ("job",))
 # More than a launch makes.
 _CALLS = 130
 
@@ -201,10 +201,12 @@ def disk_full(trial: Trial) -> None:
     if not disk.is_mount():
         raise NotPossible("no file system could be mounted")
     trial.results = disk
+    trial.overrides.append("watch.no_step.reaction=off")  # it is held until the disk is full
     trial.moment()
     filler, total = disk / f"filler-{trial.seed}", shutil.disk_usage(disk).total
-    if is_gradual := trial.chance.random() < 0.5:
-        trial.alerts_expected = (("disk",),)
+    # Nothing can be written on a disk that is full before anybody looks.
+    is_gradual = trial.chance.random() < 0.5
+    trial.right_alerts = (("disk",),) if is_gradual else ((), ("disk",))
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while not is_gradual or shutil.disk_usage(disk).free > total // 100:
             file.write(bytes(1 << 16))

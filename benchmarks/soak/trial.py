@@ -64,7 +64,7 @@ class Trial:
         True if Slurm lost its state: a launch may stay UNKNOWN then.
     overrides
         Those of this run besides those of all.
-    alerts_expected
+    right_alerts
         The right alerts where they depend on the moment, else empty: `Fault.alerts`.
     has_stopped
         True if its user had to launch it again after it had run.
@@ -85,7 +85,7 @@ class Trial:
     launches: int = 0
     down: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
-    alerts_expected: tuple[tuple[str, ...], ...] = ()
+    right_alerts: tuple[tuple[str, ...], ...] = ()
     has_stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -158,8 +158,11 @@ class Trial:
                 self.violations.append(f"it is done, and status says {row.get('state')}: {row.get('reason')}")
             if row.get("state") == "CANCELLED" and max_launches == 0 and not self.is_forgotten:
                 self.violations.append(f"nobody cancelled it, and status says CANCELLED: {row.get('reason')}")
-            self.has_stopped |= bool(self.journal())
             self.watch()
+            if self.journal():
+                self.has_stopped = True
+                if not any(alert.is_open for alert in self.alerts()):
+                    self.violations.append("it has stopped, and no alert is open")
             if turn == max_launches:
                 self.violations.append(
                     f"needs a further launch by hand: {row.get('state')}: {row.get('reason')}"
