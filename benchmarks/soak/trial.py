@@ -17,7 +17,7 @@ from slipway.watch.alerts import Alert, read_alerts
 
 STEPS, EVERY, LINKS = 10, 3, 6
 # Seconds that the next step may take; after those, a job that vanished is one for `slipway watch`.
-SILENCE, PATIENCE = 15, 3
+SILENCE, PATIENCE = 30, 3
 _CHECKPOINTS = "training.exp_manager.checkpoint_callback_params"
 # Dropout, so that a random generator that is not put back shows.
 _TRAINING = [
