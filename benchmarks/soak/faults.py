@@ -202,11 +202,11 @@ def disk_full(trial: Trial) -> None:
         raise NotPossible("no file system could be mounted")
     trial.results = disk
     trial.overrides.append("watch.no_step.reaction=off")  # it is held until the disk is full
-    trial.moment()
-    filler, total = disk / f"filler-{trial.seed}", shutil.disk_usage(disk).total
     # Nothing can be written on a disk that is full before anybody looks.
     is_gradual = trial.chance.random() < 0.5
     trial.right_alerts = (("disk",),) if is_gradual else ((), ("disk",))
+    trial.moment(earliest=int(is_gradual))
+    filler, total = disk / f"filler-{trial.seed}", shutil.disk_usage(disk).total
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while not is_gradual or shutil.disk_usage(disk).free > total // 100:
             file.write(bytes(1 << 16))

@@ -176,7 +176,8 @@ class Trial:
         for pause in (0, PATIENCE + 1):
             time.sleep(pause)
             result = self.cluster.slipway("watch", str(self.run_dir))
-            self.note(f"watch: exit code {result.code}: {(result.stdout + result.stderr).strip()}")
+            line = (result.stdout + result.stderr).partition("\n")[0]
+            self.note(f"watch: exit code {result.code}: {line}")
 
     def alerts(self) -> list[Alert]:
         """Return the alerts of the run."""
