@@ -280,7 +280,7 @@ class Trial:
         if phase == "starting":
             self.note(f"{delay:.2f} s after the ranks began")
             self.launch()
-            self._wait("trains", self.ranks)
+            self._wait("trains", self.journal)
             time.sleep(delay)
             return str(self.journal()[-1]["job"])
         self.hold(step, deaf=deaf)

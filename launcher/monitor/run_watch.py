@@ -98,8 +98,13 @@ def _is_worth_a_look(status: LaunchStatus, launch: Launch) -> bool:
     if status.may_live or open_alerts(status.run_dir):
         return True
     age = datetime.now(UTC) - datetime.fromisoformat(launch.manifest.created)
-    is_gone = status.state.is_final and not status.state.is_good and launch.manifest.job_id is not None
-    return is_gone and age.days < _DAYS and not _has_end_mark(status, launch)
+    is_gone = status.state is State.UNKNOWN or (status.state.is_final and not status.state.is_good)
+    return (
+        is_gone
+        and launch.manifest.job_id is not None
+        and age.days < _DAYS
+        and not _has_end_mark(status, launch)
+    )
 
 
 def _look(status: LaunchStatus, launch: Launch) -> Look:

@@ -75,7 +75,7 @@ def test_a_job_that_looks_itself_is_left_alone(runs: Runs, scheduler: FakeSchedu
 
 
 @pytest.mark.parametrize("has_mark", [False, True])
-@pytest.mark.parametrize("status", [FAILED, WITHDRAWN])
+@pytest.mark.parametrize("status", [FAILED, WITHDRAWN, JobStatus(State.UNKNOWN)])
 def test_a_job_that_ended_without_a_word_is_an_alert(
     has_mark: bool,
     status: JobStatus,
