@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,10 @@ from typing import Any
 from benchmarks.soak import oracle
 from benchmarks.soak.boot import boot_clusters
 from benchmarks.soak.cluster import ROOT, Cluster, NotPossible
-from benchmarks.soak.faults import FAULTS, Fault, leave_undisturbed, revive_nodes
+from benchmarks.soak.faults import FAULTS, STOPPED, Fault, leave_undisturbed, revive_nodes
 from benchmarks.soak.trial import SHAPES, Trial
 from launcher.errors import UserError
+from slipway.watch.alerts import Alert
 
 KINDS = list(FAULTS)
 # The nodes of each run: two to use and one to move to.
@@ -127,6 +129,7 @@ class Soak:
                 cluster.set_clock(node, None)
         row |= {"violations": problems, "notes": trial.notes, "launches": trial.launches}
         row |= {"links": sum(line["event"] == "begin" and line["rank"] == "0" for line in trial.journal())}
+        row |= {"alerts": [_describe(alert) for alert in trial.alerts()]}
         row |= {"seconds": round(time.monotonic() - start, 1)}
         if problems and self.keep:
             _keep(trial, self.keep / f"seed-{seed}")
@@ -144,7 +147,25 @@ class Soak:
         self._is_done[trial.shape].wait()
         if trial.shape not in self._undisturbed:
             raise RuntimeError(f"the training of shape {trial.shape} that nothing disturbs failed")
-        return oracle.judge(trial, self._undisturbed[trial.shape], self._mounts[trial.cluster.directory])
+        return [
+            *oracle.judge(trial, self._undisturbed[trial.shape], self._mounts[trial.cluster.directory]),
+            *oracle.wrong_alerts(trial.alerts(), right_alerts(trial, fault)),
+        ]
+
+
+def right_alerts(trial: Trial, fault: Fault) -> tuple[tuple[str, ...], ...]:
+    """Return what the alerts of a run may be."""
+    if trial.has_stopped:  # what was wrong before may have been over
+        return (*STOPPED, *((*before, own) for before in trial.right_alerts for (own,) in STOPPED))
+    return trial.right_alerts or fault.alerts
+
+
+def _describe(alert: Alert) -> Row:
+    until = None if alert.is_open else alert.newest.time
+    link = alert.first.origin.link
+    return {"detector": alert.first.detector, "why": alert.first.why, "opened": alert.first.time} | {
+        "resolved": until, "because": alert.newest.why, "link": link
+    }  # fmt: skip
 
 
 def kind_of(seed: int) -> str:
@@ -177,8 +198,9 @@ def _keep(trial: Trial, target: Path) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the table by fault, in Markdown."""
-    lines = ["| fault | what it does | runs | violations | links | launches | seconds | seeds that failed |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    heads = ["fault", "what it does", "runs", "violations", "alerts"]
+    heads += ["links", "launches", "seconds", "seeds that failed"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for kind, fault in FAULTS.items():
         kind_rows = [row for row in rows if row["fault"] == kind]
         completed = [row for row in kind_rows if "skipped" not in row]
@@ -189,6 +211,7 @@ def table(rows: Sequence[Row]) -> str:
             description += f" ({len(skipped)} skipped: {skipped[0]['skipped']})"
         failed_seeds = [str(row["seed"]) for row in completed if row["violations"]]
         cells = [kind.replace("_", " "), description, str(len(completed)), str(len(failed_seeds))]
+        cells += ["; ".join(f"{count} {name}" for name, count in count_alerts(completed).most_common())]
         cells += [
             f"{statistics.fmean(row[name] for row in completed):.1f}" if completed else ""
             for name in ("links", "launches")
@@ -196,6 +219,11 @@ def table(rows: Sequence[Row]) -> str:
         cells += [f"{statistics.median(row['seconds'] for row in completed):.0f}" if completed else ""]
         lines.append(f"| {' | '.join([*cells, ', '.join(failed_seeds) or '-'])} |")
     return "\n".join(lines)
+
+
+def count_alerts(rows: Sequence[Row]) -> Counter[str]:
+    """Return how many runs had which alerts, by their detectors."""
+    return Counter(" and ".join(each["detector"] for each in row["alerts"]) or "none" for row in rows)
 
 
 def read_record(path: Path) -> list[Row]:

@@ -163,7 +163,8 @@ class Cluster:
         """Return the main process of a job's batch step, which keeps the job on its batch host."""
         processes = state.processes()
         for pid, entry in processes.items():
-            if _words(pid).startswith((f"slurmstepd: [{job}.batch]", f"slurmstepd: [{job}.4294967291]")):
+            # The title may be cut off before its bracket.
+            if re.match(rf"slurmstepd: \[{job}\.(batch|4294967291)\b", _words(pid)):
                 children = [child for child, process in processes.items() if process.parent == entry.pid]
                 return next((child for child in children if not _words(child).startswith("slurmstepd")), None)
         return None

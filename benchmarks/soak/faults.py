@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from pathlib import Path
 
 from benchmarks.soak import zygote
 from benchmarks.soak.cluster import NotPossible
-from benchmarks.soak.trial import EVERY, STEPS, Trial
+from benchmarks.soak.trial import EVERY, SILENCE, STEPS, Trial
 from slipway.trainer.checkpoint import store
 from tests.trainer.damages import damage
 
+# The right alerts of a chain that stopped, by their detectors: by its own word, or by what it left.
+STOPPED = (("ended",), ("job",))
 # More than a launch makes.
 _CALLS = 130
 
@@ -30,11 +33,14 @@ class Fault:
         How often the user may have to launch the run again.
     alone
         Whether it breaks the whole cluster, so that it has one of its own.
+    alerts
+        The right alerts, by their detectors, if the chain heals; if it stops, it is one of `STOPPED`.
     """
 
     strike: Callable[[Trial], None]
     relaunches: int = 0
     alone: bool = False
+    alerts: tuple[tuple[str, ...], ...] = ((),)
 
 
 def leave_undisturbed(trial: Trial) -> None:
@@ -75,6 +81,7 @@ def rank_killed(trial: Trial) -> None:
 def time_limit(trial: Trial) -> None:
     """Reach the time limit: the training saves at the signal, or ignores it."""
     trial.hold(trial.chance.randrange(STEPS), deaf=trial.chance.random() < 0.3)
+    trial.overrides.append("watch.no_step.reaction=off")  # held for so long, it would be a hang
     trial.launch()
     job = trial.wait_until_held()
     # Slurm looks every 30 seconds.
@@ -188,17 +195,25 @@ def _meanwhile(trial: Trial, seconds: float) -> None:
 
 
 def disk_full(trial: Trial) -> None:
-    """Fill the file system of the run, and free it a while later."""
+    """Fill the file system of the run, all at once or but for its last hundredth first, and free it later."""
     disks = trial.cluster.directory.parent / "disks"
     disk = disks / str(trial.seed % max(1, len(list(disks.glob("*")))))
     if not disk.is_mount():
         raise NotPossible("no file system could be mounted")
     trial.results = disk
-    trial.moment()
-    filler = disk / f"filler-{trial.seed}"
+    trial.overrides.append("watch.no_step.reaction=off")  # it is held until the disk is full
+    # Nothing can be written on a disk that is full before anybody looks.
+    is_gradual = trial.chance.random() < 0.5
+    trial.right_alerts = (("disk",),) if is_gradual else ((), ("disk",))
+    trial.moment(earliest=int(is_gradual))
+    filler, total = disk / f"filler-{trial.seed}", shutil.disk_usage(disk).total
     with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(1 << 16)):
-            pass
+        while not is_gradual or shutil.disk_usage(disk).free > total // 100:
+            file.write(bytes(1 << 16))
+    if is_gradual:
+        trial.note("a hundredth was left")
+        with suppress(TimeoutError):
+            trial.cluster.until("an alert is open", trial.alerts, 10)
     with filler.open("ab", buffering=0) as file, suppress(OSError):
         while file.write(b"0"):
             pass
@@ -250,6 +265,60 @@ def clock_off(trial: Trial) -> None:
     trial.kill_a_rank()
 
 
+def rank_hangs(trial: Trial) -> None:
+    """Stop a rank with SIGSTOP until there is an alert, or the time for one is over, and let it go on."""
+    trial.hold(trial.chance.randrange(5, STEPS))
+    trial.launch()
+    trial.wait_until_held()
+    pid = trial.chance.choice(sorted(pid for _, pid in trial.ranks()))
+    os.kill(pid, signal.SIGSTOP)
+    trial.release()
+    start = time.monotonic()
+    with suppress(TimeoutError):
+        trial.cluster.until("an alert is open", trial.alerts, 4 * SILENCE)
+    os.kill(pid, signal.SIGCONT)
+    trial.note(f"stopped for {time.monotonic() - start:.0f} s")
+
+
+def waited_long(trial: Trial) -> None:
+    """Kill a rank, and let the next link wait in the queue, and load, for longer than a step may take."""
+    trial.hold(trial.chance.randrange(5, STEPS))
+    trial.launch()
+    job = trial.wait_until_held()
+    (successor,) = (entry.id for entry in trial.live_jobs(fresh=2) if entry.id != job)
+    trial.cluster.slurm("scontrol", "hold", successor)
+    trial.order("load", 8)
+    trial.kill_a_rank()
+    trial.until_gone(job)
+    time.sleep(SILENCE + 2)
+    trial.cluster.slurm("scontrol", "release", successor)
+    trial.cluster.until("the next link runs", trial.ranks)
+    time.sleep(8)
+
+
+def last_link_killed(trial: Trial) -> None:
+    """Kill the supervisor of the last link with SIGKILL; the user launches again."""
+    trial.overrides.append("resilience.links=1")
+    trial.hold(trial.chance.randrange(STEPS - 3))  # it ends a step or two later
+    trial.launch()
+    trial.kill(trial.cluster.keeper(trial.wait_until_held()), "the supervisor")
+    trial.until_over()
+
+
+def crash_loop(trial: Trial) -> None:
+    """Let every link fail at the same step, until the chain gives up; then launch a mended one."""
+    trial.order("crash", trial.chance.randrange(STEPS))
+    trial.launch()
+    trial.until_over()
+
+
+def diverged(trial: Trial) -> None:
+    """Let the weights become NaN; the user changes what was wrong and launches again."""
+    trial.order("diverge", trial.chance.randrange(STEPS))
+    trial.launch()
+    trial.until_over()
+
+
 FAULTS: dict[str, Fault] = {
     # The longest faults come first.
     "time_limit": Fault(time_limit),
@@ -268,4 +337,9 @@ FAULTS: dict[str, Fault] = {
     "rank_killed": Fault(rank_killed),
     "launcher_killed": Fault(launcher_killed, relaunches=1),
     "two_launches": Fault(two_launches),
+    "waited_long": Fault(waited_long),
+    "last_link_killed": Fault(last_link_killed, relaunches=1),
+    "rank_hangs": Fault(rank_hangs, alerts=(("no_step",),)),
+    "crash_loop": Fault(crash_loop, relaunches=1),
+    "diverged": Fault(diverged, relaunches=1),
 }

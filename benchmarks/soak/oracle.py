@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.soak.cluster import PREFIX
 from benchmarks.soak.trial import STEPS, Trial
+from slipway.watch.alerts import Alert
 
 Losses = dict[int, tuple[Any, ...]]
 _FIELDS = ("loss", "grad_norm", "lr", "consumed_samples")
@@ -43,6 +45,17 @@ def report_violations(trial: Trial, undisturbed: Losses) -> list[str]:
     """Return the violations in the trainer's reports: other numbers, and lost steps."""
     events = trial.events()
     return [*_wrong_losses(events, undisturbed), *_lost_steps(events, trial.torn)]
+
+
+def wrong_alerts(alerts: Sequence[Alert], right: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the violations in the alerts of a run that is done: not the right ones, or not resolved."""
+    detectors = tuple(sorted(alert.first.detector for alert in alerts))
+    names = " or ".join(", ".join(each) or "none" for each in right)
+    violations = [f"{alert.first.alert} is open after the end" for alert in alerts if alert.is_open]
+    if detectors not in right:
+        found = "; ".join(f"{alert.first.alert}: {alert.first.why}" for alert in alerts) or "none"
+        violations.append(f"alerts: {found}; right: {names}")
+    return violations
 
 
 def unknown_jobs(trial: Trial) -> list[str]:

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.cluster import PREFIX, Cluster, CommandResult, Job, read_journal
+from slipway.watch.alerts import Alert, read_alerts
 
 STEPS, EVERY, LINKS = 10, 3, 6
+# Seconds that the next step may take; after those, a job that vanished is one for `slipway watch`.
+SILENCE, PATIENCE = 30, 3
 _CHECKPOINTS = "training.exp_manager.checkpoint_callback_params"
 # Dropout, so that a random generator that is not put back shows.
 _TRAINING = [
@@ -38,6 +41,8 @@ _TRAINING = [
     f"{_CHECKPOINTS}.every_n_train_steps={EVERY}",
     f"{_CHECKPOINTS}.save_top_k=-1",
     f"resilience.links={LINKS}",
+    "watch.tell.every=1",
+    f"watch.no_step={{least: {SILENCE}, pause: {SILENCE}, first: 240}}",
 ]
 # Nodes, tasks on each, tensor parallel size.
 SHAPES = {"1x1": (1, 1, 1), "1x2": (1, 2, 2), "2x1": (2, 1, 1)}
@@ -57,6 +62,12 @@ class Trial:
         The steps of checkpoints that were damaged.
     is_forgotten
         True if Slurm lost its state: a launch may stay UNKNOWN then.
+    overrides
+        Those of this run besides those of all.
+    right_alerts
+        The right alerts where they depend on the moment, else empty: `Fault.alerts`.
+    has_stopped
+        True if its user had to launch it again after it had run.
     """
 
     seed: int
@@ -73,6 +84,9 @@ class Trial:
     is_forgotten: bool = False
     launches: int = 0
     down: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    right_alerts: tuple[tuple[str, ...], ...] = ()
+    has_stopped: bool = False
 
     def __post_init__(self) -> None:
         self.run = f"{self.kind}_{self.seed}"
@@ -101,7 +115,7 @@ class Trial:
             f"training.model.tensor_model_parallel_size={tensor}",
         ]
         excluded = [f"cluster.exclude='{','.join(other_nodes)}'"] if other_nodes else []
-        return ["launch", *_TRAINING, *overrides, *excluded, "--json"]
+        return ["launch", *_TRAINING, *overrides, *self.overrides, *excluded, "--json"]
 
     def launch(self, **order: Any) -> CommandResult:
         """Launch the run, or launch it again."""
@@ -144,6 +158,11 @@ class Trial:
                 self.violations.append(f"it is done, and status says {row.get('state')}: {row.get('reason')}")
             if row.get("state") == "CANCELLED" and max_launches == 0 and not self.is_forgotten:
                 self.violations.append(f"nobody cancelled it, and status says CANCELLED: {row.get('reason')}")
+            self.watch()
+            if self.journal():
+                self.has_stopped = True
+                if not any(alert.is_open for alert in self.alerts()):
+                    self.violations.append("it has stopped, and no alert is open")
             if turn == max_launches:
                 self.violations.append(
                     f"needs a further launch by hand: {row.get('state')}: {row.get('reason')}"
@@ -151,6 +170,18 @@ class Trial:
             self.launch()
         else:
             self.violations.append("never completes, launched again and again")
+
+    def watch(self) -> None:
+        """Run `slipway watch` twice, as cron would; a job that vanished is one for it the second time."""
+        for pause in (0, PATIENCE + 1):
+            time.sleep(pause)
+            result = self.cluster.slipway("watch", str(self.run_dir))
+            line = (result.stdout + result.stderr).partition("\n")[0]
+            self.note(f"watch: exit code {result.code}: {line}")
+
+    def alerts(self) -> list[Alert]:
+        """Return the alerts of the run."""
+        return read_alerts(self.run_dir)
 
     # --- waiting ---
 
@@ -209,9 +240,14 @@ class Trial:
         (self._control / "hold").write_text(str(step))
         self.note(f"after step {step}{', deaf' if deaf else ''}")
 
+    def order(self, word: str, number: int) -> None:
+        """Let every link `crash` or `diverge` after a step, or `load` for some seconds, until the release."""
+        (self._control / word).write_text(str(number))
+        self.note(f"{word} {number}")
+
     def release(self) -> None:
         """Let the training go on."""
-        for name in ("hold", "deaf", "at"):
+        for name in ("hold", "deaf", "at", "crash", "diverge", "load"):
             (self._control / name).unlink(missing_ok=True)
 
     def wait_until_held(self) -> str:
@@ -244,7 +280,7 @@ class Trial:
         if phase == "starting":
             self.note(f"{delay:.2f} s after the ranks began")
             self.launch()
-            self._wait("trains", self.ranks)
+            self._wait("trains", self.journal)
             time.sleep(delay)
             return str(self.journal()[-1]["job"])
         self.hold(step, deaf=deaf)

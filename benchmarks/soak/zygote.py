@@ -255,7 +255,8 @@ def hold_steps(control: str) -> None:
 
     ``hold`` has the step after which it is held, as long as the file is there or until the training is asked
     to stop; with ``deaf`` beside it, then too. ``at`` tells that it is held. ``pace`` has the seconds that a
-    step lasts longer.
+    step lasts longer, and ``load`` those before the training begins. ``crash`` and ``diverge`` have the step
+    after which it fails, or its weights are NaN.
     """
     from slipway.trainer import signals
     from slipway.trainer.loop import run
@@ -274,6 +275,10 @@ def hold_steps(control: str) -> None:
         except (OSError, ValueError):
             return None
 
+    def is_after(name: str, step: int) -> bool:
+        after = read(name)
+        return after is not None and step >= after
+
     def hold_before_step(loop: run.Loop) -> list[bool]:
         session = loop.session
         time.sleep(read("pace") or 0)
@@ -286,10 +291,17 @@ def hold_steps(control: str) -> None:
             if any(handler.requested() for handler in handlers) and read("deaf") is None:
                 break
             time.sleep(0.05)
+        if is_after("crash", session.progress.step):
+            raise RuntimeError("the soak lets it crash")
+        if is_after("diverge", session.progress.step):
+            for chunk in session.model.chunks:
+                for parameter in chunk.parameters():
+                    parameter.data.fill_(float("nan"))
         return original_step(loop)
 
     signals.StopSignals.install = install  # type: ignore[method-assign]
     run.Loop.step = hold_before_step  # type: ignore[method-assign, assignment]
+    time.sleep(read("load") or 0)
 
 
 def _kill_before(number: int) -> None:

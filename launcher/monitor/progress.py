@@ -119,13 +119,8 @@ def find_silence(progress: Progress, elapsed: int | None, now: float) -> Silence
 
     First steps, validations and saves are long, and so are pauses as long as earlier ones.
     """
-    pace, parameters = progress.pace, NoStep()
-    sign, limit = pace.last_sign, pace.find_limit(parameters)
-    if sign is None:
-        return None
-    if elapsed is not None and sign < now - elapsed:  # of an earlier job, or before a requeue
-        sign, limit = now - elapsed, parameters.first
-    return Silence(now - sign, pace.interval) if limit is not None and now - sign > limit else None
+    due = progress.pace.find_due(NoStep(), None if elapsed is None else now - elapsed)
+    return Silence(now - due[0], progress.pace.interval) if due and now - due[0] > due[1] else None
 
 
 @cache  # a launch's configuration never changes

@@ -22,14 +22,15 @@ from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.progress import read_schedule
 from launcher.monitor.readers import open_reader
+from launcher.monitor.run_status import elapsed_seconds
 from launcher.runs.trust import is_own, why_untrusted
-from launcher.slurm.notations import parse_time_limit
 from launcher.slurm.states import State
 from slipway.common.errors import first_line
 from slipway.common.extras import install_command
 from slipway.common.files import read_json, read_text, unix_time, write_atomic
 from slipway.common.node import checkpoints
 from slipway.common.node import settings as job_settings
+from slipway.common.node.marks import cancelled_by
 from slipway.common.node.settings import Settings
 from slipway.watch import parameters, telling
 from slipway.watch.alerts import OUTBOX, Alert, Message, Origin, group_by_alert, judge, open_alerts, record
@@ -102,9 +103,9 @@ def _is_worth_a_look(status: LaunchStatus, launch: Launch) -> bool:
     alerts = open_alerts(status.run_dir)
     created = datetime.fromisoformat(launch.manifest.created).timestamp()
     newest = max(created, status.ended or 0.0, *(alert.newest.time for alert in alerts))
-    is_gone = status.state.is_final and not status.state.is_good and launch.manifest.job_id is not None
-    is_odd = bool(alerts) or (is_gone and not _has_end_mark(status, launch))
-    return is_odd and time.time() - newest < _DAYS * 86400
+    is_bad = status.state is State.UNKNOWN or (status.state.is_final and not status.state.is_good)
+    is_gone = is_bad and launch.manifest.job_id is not None and not _has_end_mark(status, launch)
+    return (bool(alerts) or is_gone) and time.time() - newest < _DAYS * 86400
 
 
 def _look(status: LaunchStatus, launch: Launch) -> Look:
@@ -125,7 +126,7 @@ def _look(status: LaunchStatus, launch: Launch) -> Look:
                 window.take(event)
         window.take_facts(_find_facts(status, launch, settings, now))
         readings = read_all(window, own)
-        told = _choose_readings(status, readings, job_looks=job_looks)
+        told = _choose_readings(status, launch, readings, job_looks=job_looks)
         if not is_own(run_dir):  # what lies there could lead the writing astray
             raise PermissionError(f"{run_dir} is another user's")
         messages = record(run_dir, told, origin, {}, now)
@@ -139,9 +140,11 @@ def _look(status: LaunchStatus, launch: Launch) -> Look:
     return Look(status, readings, messages, alerts, job_looks, problem)
 
 
-def _choose_readings(status: LaunchStatus, readings: Sequence[Reading], *, job_looks: bool) -> list[Reading]:
+def _choose_readings(
+    status: LaunchStatus, launch: Launch, readings: Sequence[Reading], *, job_looks: bool
+) -> list[Reading]:
     """Return what is to be recorded: of a training that its job watches, or that has ended, the job alone."""
-    if status.state in (State.COMPLETED, State.CANCELLED):
+    if status.state in (State.COMPLETED, State.CANCELLED) and _has_end_mark(status, launch):
         why = f"the job is {status.state.value}"
         return [Reading(each.first.detector, QUIET, why) for each in open_alerts(status.run_dir)]
     if job_looks or not status.may_live:
@@ -158,8 +161,9 @@ def _find_facts(status: LaunchStatus, launch: Launch, settings: Settings | None,
     if status.unanswered is None and launch.manifest.job_id is not None:
         is_bad = status.state.is_final and not status.state.is_good
         word = None if status.state is State.UNKNOWN else "FAILED" if is_bad else status.state.value
-        elapsed = parse_time_limit(status.elapsed) if status.elapsed else None
-        job = JobState(word, _has_end_mark(status, launch), None if elapsed is None else now - elapsed)
+        elapsed = elapsed_seconds(status) if status.state is State.RUNNING else None
+        began = None if elapsed is None else now - elapsed
+        job = JobState(word, _has_end_mark(status, launch), began)
     return Facts(now, newest, measure_disk(str(status.run_dir)), job=job)
 
 
@@ -167,6 +171,9 @@ def _has_end_mark(status: LaunchStatus, launch: Launch) -> bool:
     """Return True if the end of the job is on record: by its supervisor, or by whoever cancelled it."""
     job_id = (status.job_id or "").partition("_")[0]
     own = [attempt for attempt in launch.attempts if attempt.job_id.partition("_")[0] == job_id]
+    if status.state is State.CANCELLED and not own and launch.attempts:
+        # A chain that gives up cancels its next job: the word is that of the last one that began.
+        return launch.attempts[-1].is_over or cancelled_by(launch.paths.directory, job_id) is not None
     return status.state is State.CANCELLED or any(attempt.is_over for attempt in own)
 
 

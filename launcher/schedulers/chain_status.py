@@ -89,8 +89,8 @@ def _select_own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[Chain
 
 
 def _apply_done_mark(status: JobStatus, attempt: JobAttempt | None) -> JobStatus:
-    """Return the status of a job, or of its mark if a node failed after the end of the training."""
-    if status.state is State.NODE_FAIL and attempt is not None and attempt.verdict == "done":
+    """Return the status of a job, or of its mark if its node or supervisor died after the training's end."""
+    if status.state in (State.NODE_FAIL, State.FAILED) and attempt is not None and attempt.verdict == "done":
         return replace(status_of_attempt(attempt), restarts=status.restarts)
     return status
 

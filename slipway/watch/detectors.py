@@ -122,21 +122,20 @@ def _look_for_spike(words: str, series: Spikes) -> Reading:
 
 def look_for_no_step(window: Window, parameters: Parameters) -> Reading:
     """Look for a training whose next step is overdue."""
-    pace = window.pace
+    pace, job = window.pace, window.facts.job
     if pace.last_sign is None:
         return _blind("no event of the training has been read yet")
-    if pace.end is not None:
-        return _quiet("the training has ended")
-    sign, limit = pace.last_sign, pace.find_limit(parameters.no_step)
-    job = window.facts.job
-    if isinstance(job, JobState) and job.began is not None and sign < job.began:
-        sign, limit = job.began, parameters.no_step.first  # the events are those of the jobs before
-    silence = window.now - sign
+    due = pace.find_due(parameters.no_step, job.began if isinstance(job, JobState) else None)
+    if due is None:
+        return _quiet("the training has ended" if pace.end else "no step is expected yet")
+    since, limit = due
+    silence = window.now - since
     usual = f"usual: {say_duration(pace.interval)}" if pace.interval is not None else "no usual pace is known"
-    if limit is not None and silence > limit:
-        why = f"no {'new' if pace.train else 'first'} step for {say_duration(silence)} ({usual})"
-        return _fire(why, since=sign)
-    return _quiet(f"the last event is {say_duration(silence)} old ({usual})")
+    if silence > limit:
+        is_first = pace.train is None or since > pace.last_sign
+        why = f"no {'first' if is_first else 'new'} step for {say_duration(silence)} ({usual})"
+        return _fire(why, since=since)
+    return _quiet(f"the last event is {say_duration(window.now - pace.last_sign)} old ({usual})")
 
 
 def look_for_throughput(window: Window, parameters: Parameters) -> Reading:

@@ -1,6 +1,6 @@
 """The pace of a training: how long its steps and pauses usually take, and when the next is overdue."""
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Tuple
 
 from slipway.common.node.events import End, Event, Start, Train, Validation
 from slipway.watch.parameters import NoStep
@@ -97,3 +97,15 @@ class Pace:
         limit = max(parameters.factor * self.interval, parameters.least, 2 * self._pauses.find_largest(2))
         is_pause_due = any(every and self.train.step % every == 0 for every in self.schedule)
         return max(limit, parameters.pause) if is_pause_due else limit
+
+    def find_due(self, parameters: NoStep, began: Optional[float]) -> Optional[Tuple[float, float]]:
+        """Return the time of the last sign and the seconds after it at which the next is overdue, if one is.
+
+        If the job `began` after the newest event, of the link before, its beginning is the last sign.
+        """
+        if self.last_sign is None:
+            return None
+        if began is not None and self.last_sign < began:
+            return began, parameters.first
+        limit = self.find_limit(parameters)
+        return None if limit is None else (self.last_sign, limit)

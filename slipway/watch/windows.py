@@ -42,7 +42,7 @@ class ChainState(NamedTuple):
 class JobState(NamedTuple):
     """The newest job: its state in Slurm's words, ``None`` if Slurm does not know it, and its end mark.
 
-    `began` is the Unix time of its start, ``None`` if nobody knows it.
+    `began` is the Unix time since when it runs, ``None`` if it does not or nobody can say.
     """
 
     state: Optional[str]

@@ -16,6 +16,7 @@ from benchmarks.soak import __main__ as soak
 from benchmarks.soak import oracle
 from benchmarks.soak.faults import FAULTS
 from benchmarks.soak.trial import STEPS, Trial
+from slipway.watch.alerts import OPENED, RESOLVED, Alert, Message
 from tests.sandbox.fixtures import skip_without_slurm
 
 COUNT = 25
@@ -103,6 +104,42 @@ def test_oracle_sees_trainings_side_by_side(trial: Trial, are_apart: bool) -> No
     assert oracle.report_violations(trial, undisturbed) == []
 
 
+def _alert(detector: str, *events: str) -> Alert:
+    messages = [Message(f"{detector}-1", event, 1, 10.0, detector, "why") for event in events]
+    return Alert(messages[0], messages[-1])
+
+
+@pytest.mark.parametrize(
+    ("alerts", "right", "violations"),
+    [
+        ([], ((),), []),
+        ([("no_step", OPENED, RESOLVED)], (("no_step",),), []),
+        ([("job", OPENED, RESOLVED)], (("ended",), ("job",)), []),
+        ([], (("ended",), ("job",)), ["alerts: none; right: ended or job"]),
+        ([("no_step", OPENED, RESOLVED)], ((),), ["alerts: no_step-1: why; right: none"]),
+        ([("no_step", OPENED)], (("no_step",),), ["no_step-1 is open after the end"]),
+        (
+            [("job", OPENED, RESOLVED), ("ended", OPENED, RESOLVED)],
+            (("ended",), ("job",)),
+            ["alerts: job-1: why; ended-1: why; right: ended or job"],
+        ),
+    ],
+)
+def test_oracle_wants_the_right_alerts_and_no_other(
+    alerts: list[tuple[str, ...]], right: tuple[tuple[str, ...], ...], violations: list[str]
+) -> None:
+    assert oracle.wrong_alerts([_alert(*alert) for alert in alerts], right) == violations
+
+
+def test_a_chain_that_stopped_needs_an_alert_of_its_own(trial: Trial) -> None:
+    fault = FAULTS["disk_full"]
+    trial.right_alerts = (("disk",),)
+    assert soak.right_alerts(trial, fault) == (("disk",),)
+    trial.has_stopped = True
+    assert ("disk", "job") in soak.right_alerts(trial, fault)
+    assert ("disk",) not in soak.right_alerts(trial, fault)
+
+
 def test_each_fault_comes_within_25_seeds_and_is_drawn_from_its_seed_alone() -> None:
     assert {soak.kind_of(seed) for seed in range(COUNT)} == set(FAULTS)
     chances = [soak.chance_of(5) for _ in range(2)]
@@ -111,6 +148,7 @@ def test_each_fault_comes_within_25_seeds_and_is_drawn_from_its_seed_alone() -> 
 
 def test_record_and_table_leave_out_a_cut_off_line(tmp_path: Path) -> None:
     row = {"seed": 13, "fault": "rank_killed", "violations": ["x"], "links": 2, "launches": 1, "seconds": 6.0}
+    row["alerts"] = [{"detector": "ended"}]
     path = tmp_path / "soak.jsonl"
     path.write_text(f"{json.dumps(row)}\n{json.dumps(row)[:-9]}")
     rows = soak.read_record(path)
@@ -118,6 +156,6 @@ def test_record_and_table_leave_out_a_cut_off_line(tmp_path: Path) -> None:
     assert (
         soak.table(rows)
         .splitlines()[-1]
-        .startswith("| rank killed | Kill a rank with SIGKILL | 1 | 1 | 2.0 |")
+        .startswith("| rank killed | Kill a rank with SIGKILL | 1 | 1 | 1 ended | 2.0 |")
     )
     assert soak.table(rows).endswith("| 13 |")

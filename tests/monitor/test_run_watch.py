@@ -6,20 +6,24 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from monitor_samples import FAILED, PENDING, RUNNING, FakeScheduler, Runs, append, slipway, start, train
 
-from launcher.schedulers.base import JobStatus
+from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
 from slipway.common.node.settings import Settings, to_json
+from slipway.watch import detectors
 from slipway.watch.alerts import OUTBOX, read_messages
 from tests.fakes.receiver import Receiver, receive
 from tests.job_marks import leave_marks
 
 Capsys = pytest.CaptureFixture[str]
+CANCELLED = JobStatus(State.CANCELLED)
+WITHDRAWN = replace(CANCELLED, chain=ChainJobs(2, 2, {"11": FAILED, "12": CANCELLED}, [1, 2]))
 
 
 @pytest.fixture
@@ -72,16 +76,22 @@ def test_a_job_that_looks_itself_is_left_alone(runs: Runs, scheduler: FakeSchedu
 
 
 @pytest.mark.parametrize("has_mark", [False, True])
+@pytest.mark.parametrize("status", [FAILED, WITHDRAWN, JobStatus(State.UNKNOWN)])
 def test_a_job_that_ended_without_a_word_is_an_alert(
-    has_mark: bool, runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+    has_mark: bool,
+    status: JobStatus,
+    runs: Runs,
+    scheduler: FakeScheduler,
+    capsys: Capsys,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    directory = runs.launch(created=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()))
-    since = {"conditions": {"job": time.time() - 200}, "since": {}, "disk": []}  # of an earlier look
-    (directory.parents[1] / OUTBOX).mkdir()
-    (directory.parents[1] / OUTBOX / "login.json").write_text(json.dumps(since))
-    if has_mark:
-        leave_marks(directory, "11", started=1, ended=2, code=1)
-    scheduler.set("11", FAILED)
+    """A chain that gives up cancels its next job: that one is no word of the end."""
+    monkeypatch.setattr(detectors, "_PATIENCE", 0)
+    monkeypatch.setattr(scheduler, "find", lambda submissions: {}, raising=False)  # no further link
+    created = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    directory = runs.launch(created=created, links=2)
+    leave_marks(directory, "11", started=1, ended=2 if has_mark else None, code=1)
+    scheduler.set("11", status)
     assert slipway(runs, "watch") == (0 if has_mark else 1)
     assert messages(directory.parents[1]) == ([] if has_mark else ["job-1.1"])
     assert ("left no mark of the end" in capsys.readouterr().out) is not has_mark

@@ -94,13 +94,16 @@ def test_waiting_link_reports_the_end_of_the_one_before(tmp_path: Path) -> None:
     assert current(tmp_path, [JobStatus(S.PENDING, "Priority")])[1].reason == "Priority"
 
 
-@pytest.mark.parametrize(("links", "jobs"), [(5, (S.TIMEOUT, S.NODE_FAIL)), (1, (S.NODE_FAIL,))])
-@pytest.mark.parametrize(("verdict", "state"), [("done", S.COMPLETED), ("continue", S.NODE_FAIL)])
-def test_a_node_may_fail_when_all_is_done(
-    tmp_path: Path, links: int, jobs: Sequence[State], verdict: str, state: State
+@pytest.mark.parametrize(
+    ("links", "jobs"), [(5, (S.TIMEOUT, S.NODE_FAIL)), (1, (S.NODE_FAIL,)), (5, (S.TIMEOUT, S.FAILED))]
+)
+@pytest.mark.parametrize("verdict", ["done", "continue"])
+def test_a_node_or_supervisor_may_die_when_all_is_done(
+    tmp_path: Path, links: int, jobs: Sequence[State], verdict: str
 ) -> None:
-    """The job says so itself; Slurm reports the node alone."""
+    """The job or the next one says so; Slurm reports the node, or the exit code, alone."""
     mark(tmp_path, len(jobs), 0, verdict=verdict)
+    state = S.COMPLETED if verdict == "done" else jobs[-1]
     assert status_of_chain(ref(tmp_path, len(jobs), links), statuses(*jobs)).state is state
 
 

@@ -200,6 +200,17 @@ def test_a_clock_that_is_set_back_makes_no_step_late() -> None:
     assert watch(START, steps(1, 120), *facts)["no_step"].state == QUIET
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_steps_of_the_link_before_say_nothing_of_one_that_loads(is_stopped: bool) -> None:
+    """The next link waited in the queue for an hour: its own beginning counts."""
+    ends: list[Event | Facts] = [End(301.0, 300, "stop")] if is_stopped else []
+    loads = JobState("RUNNING", False, began=3900.0)
+    assert watch(START, steps(1, 300), *ends, Facts(4000.0, job=loads))["no_step"].state == QUIET
+    reading = watch(START, steps(1, 300), *ends, Facts(5701.0, job=loads))["no_step"]
+    assert (reading.state, reading.since) == (FIRING, 3900.0)
+    assert reading.why.startswith("no first step for 30 m")
+
+
 def test_sentence_about_a_stale_training() -> None:
     reading = watch(START, steps(1, 120, every=28.0), Facts(1 + 119 * 28.0 + 300))["no_step"]
     assert reading.why == "no new step for 5 m 0 s (usual: 28 s)"
