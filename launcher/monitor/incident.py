@@ -242,8 +242,12 @@ def _ask_slurm(launch: Launch, nodes: Sequence[str]) -> Mapping[str, Reply]:
     if launch.manifest.scheduler != "slurm" or not jobs:
         return {}
     sacct = ["sacct", "--duplicates", "--parsable2", "--format=ALL", f"--jobs={','.join(jobs)}"]
-    queries = {"ping": ["scontrol", "ping"], "job": ["scontrol", "show", "job", jobs[-1]], "sacct": sacct}
-    queries |= {"nodes": ["scontrol", "show", "node", ",".join(nodes)]} if nodes else {}
+    queries = {
+        "ping": ["scontrol", "ping"],
+        "job": ["scontrol", "--all", "show", "job", jobs[-1]],
+        "sacct": sacct,
+    }
+    queries |= {"nodes": ["scontrol", "--all", "show", "node", ",".join(nodes)]} if nodes else {}
     return ask_at_once(queries, launch.slurm_conf, _SLURM_SECONDS)
 
 

@@ -58,7 +58,8 @@ class StageRun(NamedTuple):
 
 def section(run: StageRun) -> dict[str, Any]:
     """Return the stage's node as its job reads it."""
-    return dict(run.config.model_dump(include={run.stage}, exclude={run.stage: {"run"}})[run.stage])
+    node = run.config.model_dump(include={run.stage})[run.stage]
+    return {name: value for name, value in node.items() if name != "run"}
 
 
 class Stage(NamedTuple, Generic[Node]):
