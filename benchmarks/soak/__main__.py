@@ -223,7 +223,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def count_alerts(rows: Sequence[Row]) -> Counter[str]:
     """Return how many runs had which alerts, by their detectors."""
-    return Counter(" and ".join(each["detector"] for each in row["alerts"]) or "none" for row in rows)
+    alerts = [row["alerts"] for row in rows if "alerts" in row]  # records of before have none
+    return Counter(" and ".join(each["detector"] for each in own) or "none" for own in alerts)
 
 
 def read_record(path: Path) -> list[Row]:

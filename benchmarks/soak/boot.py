@@ -24,7 +24,7 @@ TRAINING = (
     "slipway.trainer.loop.run", "slipway.trainer.loop.saving", "slipway.trainer.loop.session",
     "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip
-_LAUNCHING = ("benchmarks.soak.warm_launcher",)
+_LAUNCHING = ("benchmarks.soak.warm_launcher", "benchmarks.soak.trial")
 
 
 def short_parent() -> str:

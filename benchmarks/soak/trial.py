@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.cluster import PREFIX, Cluster, CommandResult, Job, read_journal
+from slipway.watch import detectors
 from slipway.watch.alerts import Alert, read_alerts
 
 STEPS, EVERY, LINKS = 10, 3, 6
-# Seconds that the next step may take; after those, a job that vanished is one for `slipway watch`.
+# Seconds that the next step may take, and after which a job that vanished is one for `slipway watch`.
 SILENCE, PATIENCE = 30, 3
 _CHECKPOINTS = "training.exp_manager.checkpoint_callback_params"
 # Dropout, so that a random generator that is not put back shows.
@@ -46,6 +47,11 @@ _TRAINING = [
 ]
 # Nodes, tasks on each, tensor parallel size.
 SHAPES = {"1x1": (1, 1, 1), "1x2": (1, 2, 2), "2x1": (2, 1, 1)}
+
+
+def warm_up() -> None:
+    """Let `slipway watch`, in the process that forks launches, wait for a job's mark for `PATIENCE` alone."""
+    detectors._PATIENCE = PATIENCE
 
 
 @dataclass

@@ -9,18 +9,14 @@ import pkgutil
 def warm_up() -> None:
     """Import all of the launcher, and compute what its commands keep in memory.
 
-    That is the grammar of overrides, the compiled templates, and the supervisor's archive. `slipway watch`
-    waits a few seconds, not minutes, before it takes a job for vanished.
+    That is the grammar of overrides, the compiled templates, and the supervisor's archive.
     """
     import launcher
-    from benchmarks.soak.trial import PATIENCE
     from launcher import attained, releases
     from launcher.config import schema
     from launcher.config.compose import compose
     from launcher.rendering import quoting, render, supervision
-    from slipway.watch import detectors
 
-    detectors._PATIENCE = PATIENCE
     for module in pkgutil.walk_packages(launcher.__path__, "launcher."):
         importlib.import_module(module.name)
     compose([])
