@@ -59,7 +59,8 @@ def run_forked(
             try:
                 _, code = zygote.answers(connection)
             except TimeoutError:
-                raise subprocess.TimeoutExpired(arguments, timeout) from None
+                stdout.seek(0)
+                raise subprocess.TimeoutExpired(arguments, timeout, stdout.read().encode()) from None
         outputs = []
         for file in (stdout, stderr):
             file.seek(0)
