@@ -23,7 +23,6 @@ from slipway.common.node.settings import (
     fill_in,
 )
 from slipway.supervisor import hooks
-from slipway.supervisor.detectors import DETECTORS
 from slipway.supervisor.job import Job, Leave, Unusable, print_traceback
 from slipway.supervisor.rendezvous import rendezvous
 from slipway.supervisor.tasks import Signalled, Signals, map_signals, run, run_before
@@ -386,15 +385,14 @@ def _run(
     own_hooks: Sequence[hooks.Hook],
     is_stuck: Callable[[], bool] = lambda: False,
 ) -> int:
-    is_first = True
-    polling = hooks.Polling(job, signals, [*own_hooks, termination.hook, *_detectors(job)])
+    polling: Optional[hooks.Polling] = None
 
     def poll() -> Optional[float]:
-        nonlocal is_first
+        nonlocal polling
         seconds: List[Optional[float]] = [_POLL_AGAIN]
         with job.best_effort("a hook failed"):
-            if is_first:
-                is_first = False
+            if polling is None:  # the tasks have started
+                polling = hooks.Polling(job, signals, [*own_hooks, termination.hook, *_detectors(job)])
                 gc.enable()
                 marks.sync_mark(job.directory, job.attempt, marks.STARTED)
             # The end needs it: the archive may be gone by then.
@@ -418,11 +416,14 @@ def _run(
         job.say(str(error), sys.stderr)
         return _NOT_FOUND
     finally:
-        polling.stop()
+        if polling:
+            polling.stop()
 
 
 def _detectors(job: Job) -> List[hooks.Hook]:
     """Return the hooks of the detectors; one that cannot begin, or returns no hook, is left out."""
+    from slipway.supervisor.detectors import DETECTORS  # late: they import much
+
     found: List[hooks.Hook] = []
     for detector in DETECTORS:
         with job.best_effort("a detector could not begin"):
