@@ -24,7 +24,7 @@ from slipway.common.node.settings import (
     Settings,
     fill_in,
 )
-from slipway.supervisor import hooks, images, main, srun, tasks, termination, time_limit
+from slipway.supervisor import detectors, hooks, images, main, srun, tasks, termination, time_limit
 from slipway.supervisor.job import Job
 from slipway.supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
 from slipway.supervisor.slurm import JobRecord
@@ -248,8 +248,8 @@ class Hooks(WithSignals):
             self.log.truncate()
 
     def test_detector_without_a_hook_is_left_out(self):
-        detectors = unittest.mock.patch.object(main, "DETECTORS", (lambda job: None,))
-        with detectors, contextlib.redirect_stderr(self.log):
+        only_one = unittest.mock.patch.object(detectors, "DETECTORS", (lambda job: None,))
+        with only_one, contextlib.redirect_stderr(self.log):
             code = run_tasks(self.job, ["bash", "-c", "exit 4"], self.signals)
         self.assertEqual(code, 4)
         self.assertIn("a detector could not begin: TypeError", self.log.getvalue())
