@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
-from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, WENT_WRONG, escape
+from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, WENT_WRONG, UserError, escape
 from launcher.jobs.lookup import RunRef, runs_in
 from launcher.runs.paths import display_path
 from launcher.slurm.states import State
@@ -48,6 +48,7 @@ def add_parser(verbs: Verbs) -> None:
     text = f"{RUNS_HELP}; default: all runs that have not ended"
     parser.add_argument("runs", nargs="*", metavar="RUN", help=text)
     add_base_results_dir(parser)
+    add_option(parser, "--all", "all runs that have not ended, as without RUN")
     add_option(parser, "--follow", "look again and again, until Ctrl-C")
     text = f"how often --follow looks (default: {_INTERVAL:g}, at least {_LEAST_INTERVAL:g})"
     add_option(parser, "--interval SECONDS", text, type=_seconds, default=_INTERVAL)
@@ -66,6 +67,8 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.all and args.runs:
+        raise UserError(f"--all and {args.runs[0]}: name runs, or all of them")
     refs = find_all(args.runs, args.base_results_dir)
     printed: dict[str, int] = {}
     try:

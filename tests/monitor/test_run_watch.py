@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from monitor_samples import FAILED, PENDING, RUNNING, FakeScheduler, Runs, append, slipway, start, train
 
+from launcher.errors import UserError
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
 from slipway.common.node.settings import Settings, to_json
@@ -108,8 +109,10 @@ def test_five_hundred_runs_are_one_question(runs: Runs, scheduler: FakeScheduler
     for number in range(500):
         runs.launch(f"r{number}", job_id=str(1000 + number))
         scheduler.set(str(1000 + number), PENDING)
-    slipway(runs, "watch")
+    slipway(runs, "watch", "--all")
     assert len(scheduler.questions) == 1
+    with pytest.raises(UserError, match="name runs, or all of them"):
+        slipway(runs, "watch", "--all", "r1")
 
 
 def test_what_waits_is_delivered_by_apprise_and_by_the_ways_of_the_job(

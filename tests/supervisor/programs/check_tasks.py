@@ -250,7 +250,7 @@ class Hooks(WithSignals):
     def test_detector_without_a_hook_is_left_out(self):
         only_one = unittest.mock.patch.object(detectors, "DETECTORS", (lambda job: None,))
         with only_one, contextlib.redirect_stderr(self.log):
-            code = run_tasks(self.job, ["bash", "-c", "exit 4"], self.signals)
+            code = run_tasks(self.job, ["bash", "-c", "sleep 1; exit 4"], self.signals)
         self.assertEqual(code, 4)
         self.assertIn("a detector could not begin: TypeError", self.log.getvalue())
 
