@@ -1,6 +1,6 @@
 """The ways to tell people of alerts: ``watch.tell`` in the configuration and in ``supervisor.json``."""
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Mapping, NamedTuple, Optional, Tuple
 
 COMMAND, WEBHOOK, MAIL, APPRISE = "command", "webhook", "mail", "apprise"
 WEBHOOK_STYLES = ("generic", "slack", "teams", "pagerduty")
@@ -58,14 +58,6 @@ class Tell(NamedTuple):
         """Return the names of the ways that a job can use."""
         used = ((COMMAND, self.command), (WEBHOOK, self.webhook.url_file), (MAIL, self.mail.server))
         return tuple(name for name, way in used if way)
-
-
-def to_json(tell: Tell) -> Dict[str, Any]:
-    """Return the settings as mappings."""
-    return {
-        name: dict(value._asdict()) if hasattr(value, "_asdict") else value
-        for name, value in tell._asdict().items()
-    }
 
 
 def from_json(content: Mapping[str, Any]) -> Tell:
