@@ -87,7 +87,7 @@ def failed(runs: Runs, scheduler: FakeScheduler, tmp_path: Path, monkeypatch: py
 
 def answer(queries: dict[str, list[str]], *_: object) -> dict[str, Reply]:
     """Answer as Slurm does; the accounting is silent."""
-    assert queries["job"] == ["scontrol", "show", "job", "12"]
+    assert queries["job"] == ["scontrol", "--all", "show", "job", "12"]
     assert queries["nodes"][-1] in ("n1,n0", "n1")  # of the marks, which others may not read
     nodes = (
         "NodeName=n1 Arch=x86\n   State=DOWN+DRAIN ThreadsPerCore=1\n   Reason=Xid 79 | [x](http://evil)\n"
