@@ -154,8 +154,8 @@ class Soak:
 
 
 def right_alerts(trial: Trial, fault: Fault) -> tuple[tuple[str, ...], ...]:
-    """Return what the alerts of a run may be."""
-    if trial.has_stopped:  # what was wrong before may have been over
+    """Return the sets of alerts that are right for a run."""
+    if trial.has_stopped:  # an alert of an earlier fault may be resolved
         return (*STOPPED, *((*before, own) for before in trial.right_alerts for (own,) in STOPPED))
     return trial.right_alerts or fault.alerts
 
@@ -198,7 +198,7 @@ def _keep(trial: Trial, target: Path) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the table by fault, in Markdown."""
-    heads = ["fault", "what it does", "runs", "violations", "alerts"]
+    heads = ["fault", "effect", "runs", "violations", "alerts"]
     heads += ["links", "launches", "seconds", "seeds that failed"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for kind, fault in FAULTS.items():

@@ -17,7 +17,7 @@ from benchmarks.soak.trial import EVERY, SILENCE, STEPS, Trial
 from slipway.trainer.checkpoint import store
 from tests.trainer.damages import damage
 
-# The right alerts of a chain that stopped, by their detectors: by its own word, or by what it left.
+# The right alerts of a chain that stopped, by their detectors: by its own alert, or by the marks that it left.
 STOPPED = (("ended",), ("job",))
 # More than a launch makes.
 _CALLS = 130
@@ -313,7 +313,7 @@ def crash_loop(trial: Trial) -> None:
 
 
 def diverged(trial: Trial) -> None:
-    """Let the weights become NaN; the user changes what was wrong and launches again."""
+    """Let the weights become NaN; the user corrects the cause and launches again."""
     trial.order("diverge", trial.chance.randrange(STEPS))
     trial.launch()
     trial.until_over()

@@ -1,4 +1,4 @@
-"""How soon the detectors see what goes wrong with a loss, and how often they are wrong, beside others' rules.
+"""The latency of the detectors of a loss and their false alarms, beside the rules of others.
 
     python -m benchmarks.watch [--half tune|report] [--misses] [--figure FILE.svg]
 

@@ -83,7 +83,7 @@ def read_recorded() -> list[Curve]:
 
 
 def label(row: dict[str, Any]) -> Curve:
-    """Label a recorded training by what was done to it, and by what became of its loss."""
+    """Label a recorded training by its fault and by the course of its loss."""
     kind, loss, at = row["kind"], row["loss"], row["at"]
     curve = Curve(row["name"], f"real, {kind}", loss, row["grad_norm"])
     if kind == "healthy":

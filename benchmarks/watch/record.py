@@ -1,4 +1,4 @@
-"""Record real trainings for the detectors: `gpt3/tiny` in several sizes on a CPU, some of which diverge.
+"""Record real trainings for the detectors: `gpt3/tiny` in several sizes on a CPU, and divergences of it.
 
     python -m benchmarks.watch.record [--only NAME ...]
 

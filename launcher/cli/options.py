@@ -12,6 +12,21 @@ from launcher.cli.verbs import VERBS
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
+def seconds_from(least: float) -> Callable[[str], float]:
+    """Return the reader of an option in seconds, which are at least so many."""
+
+    def read(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = 0.0
+        if not least <= seconds < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {least:g} seconds")
+        return seconds
+
+    return read
+
+
 def add_verb(
     verbs: Verbs,
     name: str,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from launcher.cli.options import Verbs, add_option, add_verb
+from launcher.cli.options import Verbs, add_option, add_verb, seconds_from
 from launcher.cli.runs import NEWEST, RUNS_HELP, add_base_results_dir, find_all, print_resumable
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, escape
 from launcher.jobs.asking import ASK_SECONDS
@@ -69,19 +69,9 @@ def add_parser(verbs: Verbs) -> None:
     add_option(parser, "--all", f"all runs, not the newest {NEWEST}")
     add_option(parser, "--watch", "watch until everything has ended")
     text = f"how often --watch asks Slurm (default: {ASK_SECONDS:g}, at least {_LEAST_INTERVAL:g})"
-    add_option(parser, "--interval SECONDS", text, type=_seconds, default=ASK_SECONDS)
+    add_option(parser, "--interval SECONDS", text, type=seconds_from(_LEAST_INTERVAL), default=ASK_SECONDS)
     add_option(parser, "--exit-code", "exit with the code of the worst state")
     add_option(parser, "--json", "print a list of objects")
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not _LEAST_INTERVAL <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {_LEAST_INTERVAL:g} seconds")
-    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

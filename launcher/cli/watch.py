@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import Verbs, add_option, add_verb
+from launcher.cli.options import Verbs, add_option, add_verb, seconds_from
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, WENT_WRONG, UserError, escape
 from launcher.jobs.lookup import RunRef, runs_in
@@ -51,19 +51,9 @@ def add_parser(verbs: Verbs) -> None:
     add_option(parser, "--all", "all runs that have not ended, as without RUN")
     add_option(parser, "--follow", "look again and again, until Ctrl-C")
     text = f"how often --follow looks (default: {_INTERVAL:g}, at least {_LEAST_INTERVAL:g})"
-    add_option(parser, "--interval SECONDS", text, type=_seconds, default=_INTERVAL)
+    add_option(parser, "--interval SECONDS", text, type=seconds_from(_LEAST_INTERVAL), default=_INTERVAL)
     add_option(parser, "--deliver", "deliver the messages that wait, also by apprise")
     add_option(parser, "--json", "print a list of objects; with --follow one list a line")
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not _LEAST_INTERVAL <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {_LEAST_INTERVAL:g} seconds")
-    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""How often Slurm's controller is called, by its own count: the table in the administrators' page."""
+"""The calls of Slurm's controller, by its own count, are those of the table for administrators."""
 
 from __future__ import annotations
 

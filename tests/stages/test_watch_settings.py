@@ -1,4 +1,4 @@
-"""How people are told is checked before a launch, and reaches the job by reference."""
+"""The ways to tell people are checked before a launch, and reach the job by reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU computes by other functions than a CPU, on a CPU; run by test_kernels.py, one process a rank."""
+"""The functions that only GPUs use, run on a CPU for test_kernels.py, in one process for each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU computes by other functions: the loss, lists in the optimizer, documents by lengths."""
+"""The functions that only GPUs use: the loss, lists in the optimizer, documents by lengths."""
 
 from __future__ import annotations
 
