@@ -17,7 +17,7 @@ from benchmarks.soak.trial import EVERY, SILENCE, STEPS, Trial
 from slipway.trainer.checkpoint import store
 from tests.trainer.damages import damage
 
-# The right alerts of a chain that stopped, by their detectors: by its own alert, or by the marks that it left.
+# The right alerts of a chain that stopped, by their detectors: its own alert, or that of the marks it left.
 STOPPED = (("ended",), ("job",))
 # More than a launch makes.
 _CALLS = 130
