@@ -26,8 +26,8 @@ from launcher.ui import tables
 from launcher.ui.tables import colour
 from launcher.ui.terminal import open_console
 from slipway.common.node.events import Event, Train
+from slipway.watch.messages import draw
 
-_BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 24
 
 
@@ -133,5 +133,4 @@ def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
         return ""
     edges = [index * len(finite) // width for index in range(width + 1)]
     means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges) if b > a]
-    low, span = min(means), max(means) - min(means) or 1.0
-    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1))] for mean in means)
+    return draw(means)

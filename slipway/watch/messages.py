@@ -111,7 +111,7 @@ def draw(values: Sequence[float]) -> str:
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(
-        _BARS[int((value - low) * scale)] if math.isfinite(value) else _NO_NUMBER for value in last
+        _BARS[round((value - low) * scale)] if math.isfinite(value) else _NO_NUMBER for value in last
     )
 
 
