@@ -58,6 +58,8 @@ class Hook(NamedTuple):
         Seconds after which it is ended.
     every
         Seconds between two calls.
+    outlives_tasks
+        A call that has begun when the tasks end goes on, and ends by itself.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Hook(NamedTuple):
     take: Callable[[Job, Any], Optional[Verdict]]
     budget: float = 30.0
     every: float = 60.0
+    outlives_tasks: bool = False
 
 
 class _Call:
@@ -91,12 +94,12 @@ class _Call:
             sys.stdout.flush()
         self.descriptor, there = os.pipe()
         try:
-            self._pid = os.fork()
+            self.pid = os.fork()
         except OSError:
             os.close(self.descriptor)
             os.close(there)
             raise
-        if not self._pid:
+        if not self.pid:
             os.close(self.descriptor)
             self._answer_from_child(there, signals)
         os.close(there)
@@ -149,9 +152,9 @@ class _Call:
         """End the call without an answer."""
         for kill in (os.killpg, os.kill):  # not yet the leader of its group, in its first moment
             with contextlib.suppress(OSError):
-                kill(self._pid, signal.SIGKILL)
+                kill(self.pid, signal.SIGKILL)
         os.close(self.descriptor)
-        leave_to_end(self._pid)
+        leave_to_end(self.pid)
         reap()
 
     def _answer_from_child(self, there: int, signals: Signals) -> None:
@@ -216,7 +219,10 @@ class Polling:
         return min(moments) - time.monotonic() if moments else None
 
     def stop(self) -> None:
-        """End the calls that have not answered."""
+        """End the calls that have not answered, unless they outlive the tasks."""
         for call in self._calls:
-            call.stop()
+            if call.hook.outlives_tasks:
+                leave_to_end(call.pid)  # it writes its answer to nobody
+            else:
+                call.stop()
         self._calls = []

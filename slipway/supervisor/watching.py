@@ -53,7 +53,7 @@ def tell_people(job: Job) -> Hook:
     """Return the hook that delivers the run's messages."""
     tell = telling.from_json(job.settings.tell)
     budget = _DELIVERIES * tell.timeout
-    return Hook("its messages", deliver, lambda job, answer: None, budget=budget, every=tell.every)
+    return Hook("its messages", deliver, lambda job, answer: None, budget, tell.every, outlives_tasks=True)
 
 
 class _Watch:
@@ -209,16 +209,28 @@ def tell_end(job: Job, ending: Ending, goes_on: bool) -> None:
         return
     process = os.fork()
     if not process:
-        with job.best_effort("people are not told of its end"):
-            _record_end(job, ending)
-            deliver(job)
-        os._exit(0)
+        try:
+            with job.best_effort("people are not told of its end"):
+                _record_end(job, ending)
+                _deliver_last(job)
+        finally:
+            os._exit(0)
     end = time.monotonic() + _LAST_SECONDS
     while not os.waitpid(process, os.WNOHANG)[0]:
         if time.monotonic() > end:
             os.kill(process, signal.SIGKILL)
             break
         time.sleep(0.05)
+
+
+def _deliver_last(job: Job) -> None:
+    """Deliver until nothing is under way: a delivery that began before the tasks ended goes on."""
+    from slipway.watch import outbox
+
+    deliver(job)
+    while outbox.CLAIMED in [each.state for each in outbox.find_last_attempts(job.settings.run_dir).values()]:
+        time.sleep(0.2)
+        deliver(job)
 
 
 def _record_end(job: Job, ending: Ending) -> None:

@@ -125,6 +125,18 @@ def test_a_run_that_somebody_cancels_ends_its_alerts_and_opens_none(tmp_path: Pa
     assert events == [("non_finite", OPENED), ("non_finite", RESOLVED)], output
 
 
+def test_a_delivery_that_the_end_of_the_tasks_meets_is_made_once(tmp_path: Path) -> None:
+    chain = watched_chain(tmp_path, {"non_finite": {"reaction": "stop"}})
+    with (tmp_path / "tell").open("a") as program:
+        program.write("sleep 2\n")  # it has told, and is not over
+    trains(chain, 1000, loss="NaN")
+    script = chain.plan.paths.task_script
+    script.write_text(script.read_text().replace("trap", "trap 'sleep 1; exit 143' TERM\ntrap", 1))
+    _, output = chain.run()
+    assert told(tmp_path) == ["non_finite-1.1"], output
+    assert "its messages" not in output
+
+
 def test_a_receiver_that_hangs_holds_up_neither_tasks_nor_link(tmp_path: Path) -> None:
     chain = watched_chain(tmp_path, {}, command=["/bin/sleep", "60"], timeout=30.0)
     trains(chain, 40, loss="NaN", pause=0.5)
