@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,7 @@ def _trainer_without_devices(trainer: Any) -> None:
     """Run on the CPU, although those scripts ask for GPUs by name."""
     start = trainer.Trainer.__init__
 
+    @functools.wraps(start)  # its parameters are read
     def start_on_cpu(self: Any, *arguments: Any, **options: Any) -> None:
         start(self, *arguments, **{**options, "accelerator": "cpu"})
 
