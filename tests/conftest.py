@@ -64,11 +64,18 @@ _LONG = (
 # Tests of many seconds, left out of the inner loop: those with one of these fixtures, and the files below.
 _SLOW_FIXTURES = {"sandbox", "plain_sandbox", "accounting_sandbox", "no_accounting_sandbox", "pool"}
 _SLOW = (
+    "tests/benchmarks/test_gpu_step.py",
     "tests/cli/test_broken_outputs.py",
     "tests/cli/mistakes/",
     "tests/config/test_many.py",
+    *(
+        f"tests/corpus/test_{name}.py"
+        for name in ("bombs", "cleaned_preparation", "faults", "kills", "losses")
+    ),
+    "tests/corpus/test_preparation.py",
     "tests/corpus/test_torture.py",
     "tests/config/test_secrets.py",
+    "tests/integration/test_loopback_alone.py",
     "tests/integration/test_replay.py",
     "tests/launching/test_earlier_training.py",
     "tests/monitor/test_hostile_runs.py",
