@@ -24,8 +24,7 @@ from slipway.trainer.model.backends import attention_backend
 
 # Of one function; a mistake that takes a graph for each step comes to it soon, and is an error then.
 _GRAPHS = 32
-# Layers of one graph: what a call costs the host is paid once for them, and their norms and sums are fused. The
-# compiler takes as many times as long.
+# Layers of one graph. What a call costs the host is paid once for them; the compiler takes longer for more.
 _TOGETHER = 4
 # The variable that names the compiler, and where it is not set, those that are looked for.
 _COMPILERS = {"cpu": ("CXX", ["g++"]), "cuda": ("CC", ["gcc", "clang", "cc"])}
@@ -162,7 +161,8 @@ class _Accumulation(torch.autograd.Function):  # type: ignore[misc]
 def _select_guards(entries: Sequence[Any]) -> list[bool]:
     """Return which guards are evaluated in each call of a graph.
 
-    Not those of what stays as it was: layers, except for their mode, the weights of a kind of group, and modules.
+    Those of what stays as it was are not: of layers, except for their mode, of the weights of a kind of
+    group, and of modules.
     """
     constant = ("layers", "names", "weights", "gradients")
     return [
@@ -173,7 +173,7 @@ def _select_guards(entries: Sequence[Any]) -> list[bool]:
 
 
 def _split(stack: Any) -> list[list[Any]]:
-    """Return the layers of a stack, prepared, in groups of one size; one by one where a layer is recomputed."""
+    """Return the prepared layers of a stack in groups of one size; of one, where layers are recomputed."""
     layers = list(stack.layers)
     for layer in layers:
         _prepare(layer)
