@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 import re
 import statistics
 import time
@@ -118,6 +120,20 @@ def profile_step(step: Step, device: Any) -> Profile:
         for event in events
         if not event.is_user_annotation
     )
+
+
+def profile_host(step: Step, steps: int = 5) -> list[tuple[str, float, float]]:
+    """Return the functions with most of the host's time: the name of each, its calls and seconds a step."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(steps):
+        step()
+    profiler.disable()
+    rows = [
+        (f"{name} ({file}:{line})", calls / steps, seconds / steps)
+        for (file, line, name), (_, calls, seconds, *_) in pstats.Stats(profiler).stats.items()  # type: ignore[attr-defined]
+    ]
+    return sorted(rows, key=lambda row: -row[2])[:_LONGEST]
 
 
 def summarize_kernels(events: Iterable[tuple[str, float, float]]) -> Profile:

@@ -27,7 +27,7 @@ from programs import (
     peer_program,
 )
 
-from benchmarks.measuring import Profile, Speed, profile_step, speed, synchronizer, take_turns
+from benchmarks.measuring import Profile, Speed, profile_host, profile_step, speed, synchronizer, take_turns
 from slipway.trainer.config.keys import KEYS
 from slipway.trainer.config.settings import Settings, read_settings
 
@@ -45,7 +45,8 @@ class Measurement:
     """The measurement of one program: its speed, its kernels, and the losses of its first steps.
 
     `start_seconds` is the time until those steps are done, with compiling; `busy` the part of a step in which
-    a kernel of the GPU runs; `peak_bytes` the most that the program's tensors take there.
+    a kernel of the GPU runs; `peak_bytes` the most that the program's tensors take there; `host` what
+    `profile_host` returns.
     """
 
     parameters: int
@@ -55,6 +56,7 @@ class Measurement:
     busy: float | None
     peak_bytes: int | None
     profile: Profile
+    host: list[tuple[str, float, float]]
 
 
 def main() -> None:
@@ -165,6 +167,7 @@ def _measure(
             # A CPU's operators take longer while they are profiled.
             busy=profile.busy_seconds / pace.step_seconds if device.type == "cuda" else None,
             profile=profile,
+            host=profile_host(step),
             **starts[name],
         )
     return rows

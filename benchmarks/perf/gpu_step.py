@@ -1,6 +1,6 @@
 """The trainer's step on one GPU without Transformer Engine, in turn with that of a GPT by hand.
 
-    python benchmarks/perf/gpu_step.py [--minutes N] [--directory DIR] [--smoke]
+    python benchmarks/perf/gpu_step.py [--minutes N] [--directory DIR] [--only CASE] [--smoke]
 
 Both train the same parameters on the same tokens with the same dropout. By hand is a GPT over PyTorch's
 attention, compiled as a whole, with fp32 weights under autocast, fused AdamW and clipping. Ours is the
@@ -94,7 +94,7 @@ def main() -> int:
     facts = {"card": card, **_versions(machine), "limits": _card_limits(), "commit": _commit()}
     print(", ".join(f"{name} {value}" for name, value in facts.items() if value))
     report: dict[str, Any] = {**facts, "cases": {}, "skipped": [], "failed": {}}
-    for name, case in (SMOKE_CASES if options.smoke else CASES).items():
+    for name, case in _chosen(options).items():
         _run_case(name, case, deadline, report, smoke=options.smoke)
         write_atomic(path, json.dumps(report, indent=1) + "\n", sync=False)
     print(_LEGEND)
@@ -102,6 +102,11 @@ def main() -> int:
         print(f"skipped, as {options.minutes:g} minutes are over: {'; '.join(report['skipped'])}")
     print(f"file: {path}")
     return EXIT_FAILURE if report["failed"] else EXIT_OK
+
+
+def _chosen(options: argparse.Namespace) -> dict[str, Case]:
+    cases = SMOKE_CASES if options.smoke else CASES
+    return {name: case for name, case in cases.items() if options.only in (None, name)}
 
 
 def _run_case(name: str, case: Case, deadline: float, report: dict[str, Any], smoke: bool) -> None:
@@ -174,6 +179,12 @@ def table(rows: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {name}: attention by {', '.join(attention) or 'no kernel of a known name'}")
         for kernel, launches, seconds in row["profile"]["longest"]:
             lines.append(f"  {1e3 * seconds:9.2f} ms {launches:5} x {_short(kernel)}")
+    for name, row in rows.items():
+        lines.append(
+            f"  {name}: started in {row['start_seconds']:.1f} s; where the host's time goes, profiled:"
+        )
+        for function, calls, seconds in row["host"]:
+            lines.append(f"  {1e3 * seconds:9.2f} ms {calls:5.0f} x {function[-90:]}")
     return lines
 
 
@@ -214,6 +225,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9.0, help="for all cases (default: 9)")
     default = Path(__file__).with_name("results")
     parser.add_argument("--directory", type=Path, default=default, help="of the rows (default: perf/results)")
+    parser.add_argument("--only", choices=[*CASES, *SMOKE_CASES], metavar="CASE", help="one of the cases")
     parser.add_argument("--smoke", action="store_true", help="tiny cases on the CPU, to see that all runs")
     return parser.parse_args()
 

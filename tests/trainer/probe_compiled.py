@@ -64,6 +64,7 @@ def step(settings: Settings, rank_context: Any, backend: str | None) -> list[Any
     for _ in range(2):
         loss = train_losses(settings, model, iter(micro_batches(settings)), 4)
         numbers += [StepReduction(loss).read()[0], optimizer.step(1e-2)]
+        optimizer.zero_grad()
     if backend == "inductor":
         return numbers
     sums = evaluate_losses(settings, model, iter(micro_batches(settings)), 4)
