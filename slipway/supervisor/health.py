@@ -1,7 +1,7 @@
 """The health of a node, found out on it in seconds: ``supervisor.pyz health REQUEST``.
 
-Each probe runs in a process of its own, for what it looks at may hang: a dead file server holds a process that
-cannot even be killed. One line of JSON goes to the standard output, whatever the probes meet.
+Each probe runs in a process of its own, for what it looks at may hang: a process that a dead file server
+holds cannot even be killed. The answer is one line of JSON.
 """
 
 import glob
@@ -11,19 +11,19 @@ import re
 import select
 import shutil
 import subprocess
-import sys
 import time
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 from slipway.common.files import to_printable
+from slipway.common.node.settings import HealthSettings
 
 SICK, WARNING, COUNT = "sick", "warning", "count"
 # The beginning of the line with the answer: prologs and shells may print others.
 ANSWER = "SLIPWAY_HEALTH "
-PATH_MISSING = "path_missing"
-# Of each probe but the site's own tool, in seconds; nvidia-smi takes as long without persistence mode.
-PROBE_SECONDS = 20
+PATH_MISSING, SHARED_SPACE, NO_ANSWER = "path_missing", "shared_space", "no_answer"
+# For the site's own tool, and for each of the others: nvidia-smi takes as long without persistence mode.
+TOOL_SECONDS, PROBE_SECONDS = 120, 20
 
 _MOST_FINDINGS, _MOST_CHARS = 16, 200
 _MIB = 1 << 20
@@ -34,8 +34,8 @@ _LEAST_SHM, _LEAST_FREE = 16 * _MIB, 100 * _MIB
 _XID_SECONDS = 86400
 _XID = r"\[ *([0-9]+)\.[0-9]+\].*NVRM: Xid \(([^)]*)\): ([0-9]+),? *(.*)"
 # Xids whose first remedy is a reset, a reboot or a look at the hardware, by NVIDIA's catalog
-# (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, November 2026). Errors of applications, as 13,
-# 31, 43, 45 and 94, are not among them.
+# (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, November 2026). Errors of applications are
+# not among them: 13, 31, 43, 45, 94, ...
 _XIDS = {
     46: "GPU stopped processing",
     48: "double bit ECC error",
@@ -82,47 +82,23 @@ class Finding(NamedTuple):
     value: Optional[float] = None
 
 
-class Request(NamedTuple):
-    """The supervisor's request to a node.
-
-    Attributes
-    ----------
-    gpus
-        GPUs that the job needs on it; ``None`` is not known.
-    paths
-        Directories and files that the tasks need; some may be on a file server.
-    local
-        Directories of the node's own disks that the job writes to.
-    command
-        The site's own tool; empty for none.
-    seconds
-        Time for that tool.
-    """
-
-    gpus: Optional[int] = None
-    paths: Sequence[str] = ()
-    local: Sequence[str] = ()
-    command: Sequence[str] = ()
-    seconds: int = 60
+Probe = Callable[[HealthSettings], Iterator[Finding]]
 
 
-Probe = Callable[[Request], Iterator[Finding]]
-
-
-def main(argument: str) -> NoReturn:
+def answer(argument: str) -> NoReturn:
     """Answer a request, and leave: a probe that hangs is left behind."""
     code = 1
     try:
-        findings = examine(Request(**json.loads(argument)))
+        findings = examine(HealthSettings(**json.loads(argument)))
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-        answer = {"node": node, "time": time.time(), "findings": findings}
-        print(ANSWER + json.dumps(answer), flush=True)
+        content = {"node": node, "time": time.time(), "findings": findings}
+        print(ANSWER + json.dumps(content), flush=True)
         code = 0
     finally:
         os._exit(code)
 
 
-def examine(request: Request) -> List[Finding]:
+def examine(request: HealthSettings) -> List[Finding]:
     """Return the findings of all probes, the sick ones first."""
     table: List[Tuple[str, str, Probe, int]] = [
         ("gpus", SICK, check_gpus, PROBE_SECONDS),
@@ -130,16 +106,18 @@ def examine(request: Request) -> List[Finding]:
         ("links", WARNING, count_links, PROBE_SECONDS),
         ("shared_memory", WARNING, check_shared_memory, PROBE_SECONDS),
     ]
-    paths = [*((path, False) for path in request.paths), *((path, True) for path in request.local)]
-    table += [(path, SICK, partial(check_path, path, is_local), PROBE_SECONDS) for path, is_local in paths]
+    temporary = os.environ.get("TMPDIR") or "/tmp"
+    for path in (temporary, *request.paths):
+        space = "space" if path == temporary else SHARED_SPACE
+        table.append((path, SICK, partial(check_path, path, space), PROBE_SECONDS))
     if request.command:
-        table.append((request.command[0], SICK, run_tool, request.seconds))
+        table.append((request.command[0], SICK, run_tool, TOOL_SECONDS))
     findings = _run_all(table, request)
     findings.sort(key=lambda finding: (SICK, WARNING, COUNT).index(finding.severity))
     return [each._replace(why=to_printable(each.why)[:_MOST_CHARS]) for each in findings[:_MOST_FINDINGS]]
 
 
-def _run_all(table: Sequence[Tuple[str, str, Probe, int]], request: Request) -> List[Finding]:
+def _run_all(table: Sequence[Tuple[str, str, Probe, int]], request: HealthSettings) -> List[Finding]:
     """Run probes at once; one that gives no answer in its time is itself a finding."""
     begin, findings = time.monotonic(), []  # type: float, List[Finding]
     waiting = {_start(probe, request): (name, severity, seconds) for name, severity, probe, seconds in table}
@@ -155,11 +133,11 @@ def _run_all(table: Sequence[Tuple[str, str, Probe, int]], request: Request) -> 
             if time.monotonic() - begin > seconds:
                 del waiting[descriptor]
                 why = f"{name}: no answer within {seconds} seconds"
-                findings.append(Finding("no_answer", severity, why, seconds))
+                findings.append(Finding(NO_ANSWER, severity, why, seconds))
     return findings
 
 
-def _start(probe: Probe, request: Request) -> int:
+def _start(probe: Probe, request: HealthSettings) -> int:
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
@@ -184,62 +162,35 @@ def _read(name: str, answer: bytes) -> List[Finding]:
 # --- GPUs
 
 _IN_USE = "memory.used"
-# Fields of nvidia-smi's `--query-gpu`, each with the values that are a fault. A driver that does not know one of
-# them refuses the whole query, and is asked again without it: names change with the releases. (`hw_slowdown`
-# alone is also active while an idle GPU changes its clocks.)
+# Fields of nvidia-smi's `--query-gpu`, each with the values that are a fault. A driver that does not know one
+# of them refuses the query, and is asked again without it. (`hw_slowdown` is also active where an idle GPU
+# changes its clocks.)
 _GPU_FIELDS: Tuple[Tuple[str, str, str, str, str], ...] = (
-    (
-        "ecc.errors.uncorrected.volatile.total",
-        "gpu_ecc",
-        SICK,
-        "[1-9][0-9]*",
-        "uncorrected memory errors: {}",
-    ),
+    ("ecc.errors.uncorrected.volatile.total", "gpu_ecc", SICK, "[1-9][0-9]*", "{} uncorrected memory errors"),
     ("remapped_rows.failure", "gpu_rows_failed", SICK, "Yes", "memory rows could not be remapped"),
-    (
-        "remapped_rows.pending",
-        "gpu_rows_pending",
-        WARNING,
-        "Yes",
-        "memory rows are remapped at its next reset",
-    ),
+    ("remapped_rows.pending", "gpu_rows_pending", WARNING, "Yes", "memory rows wait for its next reset"),
     ("gpu_recovery_action", "gpu_recovery", SICK, "(?!None$)[A-Z].*", "its driver asks for a recovery: {}"),
-    ("clocks_event_reasons.hw_thermal_slowdown", "gpu_throttled", SICK, "Active", "slowed down by its heat"),
-    (
-        "clocks_throttle_reasons.hw_thermal_slowdown",
-        "gpu_throttled",
-        SICK,
-        "Active",
-        "slowed down by its heat",
-    ),
-    (
-        "clocks_event_reasons.hw_power_brake_slowdown",
-        "gpu_braked",
-        SICK,
-        "Active",
-        "slowed down by its power",
-    ),
+    ("clocks_throttle_reasons.hw_thermal_slowdown", "gpu_heat", SICK, "Active", "its heat slows it down"),
     (
         "clocks_throttle_reasons.hw_power_brake_slowdown",
-        "gpu_braked",
+        "gpu_power",
         SICK,
         "Active",
-        "slowed down by its power",
+        "its power brake slows it",
     ),
 )
 _INVALID_FIELD = r'Field "([^"]*)" is not a valid field'
 
 
-def check_gpus(request: Request) -> Iterator[Finding]:
+def check_gpus(request: HealthSettings) -> Iterator[Finding]:
     """Yield what NVIDIA's driver says of the GPUs, and how many there are; nothing without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return
     fields = [_IN_USE, *(field for field, *_ in _GPU_FIELDS)]
     code, output = 1, ""
     for _ in range(len(fields)):
-        code, output = _run(
-            ["nvidia-smi", "--query-gpu=index," + ",".join(fields), "--format=csv,noheader,nounits"]
-        )
+        query = "--query-gpu=" + ",".join(["index", *fields])
+        code, output = _run(["nvidia-smi", query, "--format=csv,noheader,nounits"])
         unknown = re.search(_INVALID_FIELD, output)
         if not unknown or unknown.group(1) not in fields:
             break
@@ -248,9 +199,8 @@ def check_gpus(request: Request) -> Iterator[Finding]:
         yield Finding("gpu_driver", SICK, f"nvidia-smi failed: {_last_line(output)}", code)
         return
     rows = [line.split(", ") for line in output.splitlines() if re.match(r"[0-9]+, ", line)]
-    # Slurm's own number of the step wins: it may have fewer than the node.
     granted = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    needed = min([int(granted)] * granted.isdigit() + [request.gpus] * (request.gpus is not None), default=0)
+    needed = int(granted) if granted.isdigit() else request.gpus
     if len(rows) < needed:
         yield Finding("gpu_count", SICK, f"{len(rows)} of {needed} GPUs are there", len(rows))
     for index, *values in rows:
@@ -262,16 +212,14 @@ def _check_gpu(index: str, values: Dict[str, str]) -> Iterator[Finding]:
     if used.isdigit() and int(used) > _GPU_MIB:
         why = f"GPU {index}: {used} MiB of its memory are in use before the tasks start"
         yield Finding("gpu_memory", SICK, why, int(used))
-    findings: Dict[str, Finding] = {}  # a driver may know both names of a field
     for field, name, severity, fault, words in _GPU_FIELDS:
         value = values.get(field, "")
         if re.fullmatch(fault, value) and not re.fullmatch(_ABSENT, value):
             number = int(value) if value.isdigit() else None
-            findings[name] = Finding(name, severity, f"GPU {index}: {words.format(value)}", number)
-    yield from findings.values()
+            yield Finding(name, severity, f"GPU {index}: {words.format(value)}", number)
 
 
-def check_xids(request: Request) -> Iterator[Finding]:
+def check_xids(request: HealthSettings) -> Iterator[Finding]:
     """Yield recent errors of the driver in the kernel's log; nothing where users may not read that."""
     code, output = _run(["dmesg"])
     if code:
@@ -300,7 +248,7 @@ def _judge_xid(gpu: str, number: int, rest: str) -> Optional[Finding]:
 # --- links, memory and files
 
 
-def count_links(request: Request) -> Iterator[Finding]:
+def count_links(request: HealthSettings) -> Iterator[Finding]:
     """Yield the numbers of links that are up: how many there should be, other nodes tell."""
     # RoCE, and the EFA of AWS, have ports there too.
     ports = [_first_line(path) for path in glob.glob("/sys/class/infiniband/*/ports/*/state")]
@@ -315,7 +263,7 @@ def count_links(request: Request) -> Iterator[Finding]:
             yield Finding("nvlinks", COUNT, "NVLinks are active", len(links))
 
 
-def check_shared_memory(request: Request) -> Iterator[Finding]:
+def check_shared_memory(request: HealthSettings) -> Iterator[Finding]:
     """Yield a fault of ``/dev/shm``, which NCCL and data loaders need."""
     try:
         free = _free_bytes("/dev/shm")
@@ -326,7 +274,7 @@ def check_shared_memory(request: Request) -> Iterator[Finding]:
         yield Finding("shared_memory", SICK, f"/dev/shm has {free // _MIB} MiB free", free)
 
 
-def check_path(path: str, is_local: bool, request: Request) -> Iterator[Finding]:
+def check_path(path: str, space: str, request: HealthSettings) -> Iterator[Finding]:
     """Yield a fault of a path that the tasks need; a file server that is gone never answers."""
     try:
         os.stat(path)
@@ -334,8 +282,8 @@ def check_path(path: str, is_local: bool, request: Request) -> Iterator[Finding]
     except OSError as error:
         yield Finding(PATH_MISSING, SICK, f"{path}: {error.strerror}")
         return
-    if is_local and free < _LEAST_FREE:
-        yield Finding("space", SICK, f"{path} has {free // _MIB} MiB free", free)
+    if free < _LEAST_FREE:
+        yield Finding(space, SICK, f"{path} has {free // _MIB} MiB free", free)
 
 
 def _free_bytes(path: str) -> int:
@@ -354,7 +302,7 @@ _WORDS = {
 _BY_CODE = {0: None, 1: WARNING, 2: SICK}
 
 
-def run_tool(request: Request) -> Iterator[Finding]:
+def run_tool(request: HealthSettings) -> Iterator[Finding]:
     """Yield the verdict of the site's own tool: of its JSON, else of its exit code."""
     name = os.path.basename(request.command[0])
     try:
@@ -401,7 +349,3 @@ def _first_line(path: str) -> str:
             return stream.readline().strip()
     except OSError:
         return ""
-
-
-if __name__ == "__main__":  # for a look at a node by hand
-    print(json.dumps(examine(Request(**json.loads(sys.argv[1])))))
