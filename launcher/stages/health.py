@@ -32,7 +32,7 @@ def health_of(
 
 
 def add_spares(config: RunConfig, stage: str, requested: Resources) -> Resources:
-    """Return resources with the spare nodes; raise UserError where no scheduler or range leaves any."""
+    """Return resources with the spare nodes; raise UserError where there can be none, or none is used."""
     spares, scheduler = config.resilience.spares, config.cluster.scheduler
     if not spares or stage not in GATED_STAGES:
         return requested
@@ -49,5 +49,15 @@ def add_spares(config: RunConfig, stage: str, requested: Resources) -> Resources
             f"{setting}: resilience.nodes is a range, of which the tasks take every node",
             hint="resilience.spares=0, or resilience.nodes=null",
             also=("resilience.nodes",),
+        )
+    if config.resilience.health == "off":
+        hint = "resilience.health=quick, or resilience.spares=0"
+        raise setting_error(f"{setting}: nothing finds a node that is to be replaced", hint=hint)
+    segment, total = str(config.cluster.sbatch.get("segment")), requested.nodes + spares
+    if segment.isdigit() and int(segment) and total % int(segment):
+        raise setting_error(
+            f"{setting}: cluster.sbatch.segment={segment} does not divide the {total} nodes, as Slurm requires",
+            hint=f"resilience.spares={spares + int(segment) - total % int(segment)}",
+            also=("cluster.sbatch.segment",),
         )
     return replace(requested, spares=spares)

@@ -36,7 +36,7 @@ from slipway.supervisor.tasks import Signals
 RULE = "sick_node"
 HEALTH = "health"
 # For srun and Python to start on a node, and for the end of srun.
-_START_SECONDS, _END_SECONDS = 15, 5
+_START_SECONDS, _END_SECONDS = 15, 2
 # Nodes that a line of the log names.
 _MOST_NAMED = 8
 # Clocks that are further apart confuse those who compare logs.
@@ -76,14 +76,14 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
     for why, hosts in warnings.items():
         job.say(f"{', '.join(hosts[:_MOST_NAMED])}{', ...' if hosts[_MOST_NAMED:] else ''}: {why}")
     job.say(f"health of {len(nodes.hosts)} nodes in {seconds:.1f} s: {len(sick)} sick")
-    for host, why in sick.items():
-        job.say(f"{host} is sick: {why}")
-        nodes.leave_out(host, why)
     if not sick:
         return
+    for host, reason in sick.items():
+        nodes.leave_out(host, reason)
     why = "; ".join(f"{host} is sick: {reason}" for host, reason in sick.items())
     is_own = os.environ.get("SLURMD_NODENAME") in sick
     if nodes.has_enough() and not is_own:
+        job.say(f"goes on without {', '.join(sick)}: {why}")
         later.exclude(list(sick), why, job.claimant)
         return
     row = _count_gates(job) + 1

@@ -10,6 +10,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import subprocess
 import time
 from functools import partial
@@ -24,6 +25,8 @@ ANSWER = "SLIPWAY_HEALTH "
 PATH_MISSING, SHARED_SPACE, NO_ANSWER = "path_missing", "shared_space", "no_answer"
 # For the site's own tool, and for each of the others: nvidia-smi takes as long without persistence mode.
 TOOL_SECONDS, PROBE_SECONDS = 120, 20
+# A file server that is busy answers within that.
+_PATH_SECONDS = 10
 
 _MOST_FINDINGS, _MOST_CHARS = 16, 200
 _MIB = 1 << 20
@@ -109,7 +112,7 @@ def examine(request: HealthSettings) -> List[Finding]:
     temporary = os.environ.get("TMPDIR") or "/tmp"
     for path in (temporary, *request.paths):
         space = "space" if path == temporary else SHARED_SPACE
-        table.append((path, SICK, partial(check_path, path, space), PROBE_SECONDS))
+        table.append((path, SICK, partial(check_path, path, space), _PATH_SECONDS))
     if request.command:
         table.append((request.command[0], SICK, run_tool, TOOL_SECONDS))
     findings = _run_all(table, request)
@@ -119,30 +122,37 @@ def examine(request: HealthSettings) -> List[Finding]:
 
 def _run_all(table: Sequence[Tuple[str, str, Probe, int]], request: HealthSettings) -> List[Finding]:
     """Run probes at once; one that gives no answer in its time is itself a finding."""
-    begin, findings = time.monotonic(), []  # type: float, List[Finding]
-    waiting = {_start(probe, request): (name, severity, seconds) for name, severity, probe, seconds in table}
+    begin = time.monotonic()
+    findings: List[Finding] = []
+    waiting: Dict[int, Tuple[int, str, str, int]] = {}
+    for name, severity, probe, seconds in table:
+        process, descriptor = _start(probe, request)
+        waiting[descriptor] = process, name, severity, seconds
     answers = dict.fromkeys(waiting, b"")
     while waiting:
         for descriptor in select.select(list(waiting), [], [], 0.1)[0]:
             chunk = os.read(descriptor, 1 << 16)
             answers[descriptor] += chunk
             if not chunk:
-                name, _, _ = waiting.pop(descriptor)
+                _, name, _, _ = waiting.pop(descriptor)
                 findings += _read(name, answers[descriptor])
-        for descriptor, (name, severity, seconds) in list(waiting.items()):
+        for descriptor, (process, name, severity, seconds) in list(waiting.items()):
             if time.monotonic() - begin > seconds:
                 del waiting[descriptor]
+                os.killpg(process, signal.SIGKILL)
                 why = f"{name}: no answer within {seconds} seconds"
                 findings.append(Finding(NO_ANSWER, severity, why, seconds))
     return findings
 
 
-def _start(probe: Probe, request: HealthSettings) -> int:
+def _start(probe: Probe, request: HealthSettings) -> Tuple[int, int]:
     reader, writer = os.pipe()
-    if os.fork():
+    process = os.fork()
+    if process:
         os.close(writer)
-        return reader
+        return process, reader
     try:
+        os.setpgid(0, 0)
         os.close(reader)
         os.write(writer, json.dumps(list(probe(request))[:_MOST_FINDINGS]).encode("utf-8"))
     except Exception as error:
@@ -310,7 +320,8 @@ def run_tool(request: HealthSettings) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("tool", WARNING, f"{name} could not be run: {error.strerror}")
         return
-    severity, reasons = _BY_CODE.get(code, WARNING), [_last_line(output)]
+    severity = _BY_CODE.get(code, WARNING)
+    reasons: Sequence[Any] = [_last_line(output)]
     try:
         content = json.loads(output[output.index("{") :])
         word, given = _find_verdict(content)

@@ -240,7 +240,7 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
     except Signalled:
         code = _ENDED_EARLY
     except SickNodes as sick:
-        code, hosts, termination.verdict = EXIT_INTERRUPTED, sick.hosts, sick.verdict
+        hosts, termination.verdict = sick.hosts, sick.verdict
         _mark_start(job, link, limit, hosts)
     except OSError as error:
         job.say(str(error), sys.stderr)
