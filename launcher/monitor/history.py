@@ -94,8 +94,8 @@ class AttemptRow:
 class LaunchRow:
     """A launch; its `status` has the reason if its manifest cannot be read.
 
-    `reading` is the diagnosis of its job's end, and `left_out` its nodes without tasks, if it had one attempt;
-    otherwise `attempts` have theirs.
+    `reading` is the diagnosis of its job's end, and `left_out` are its nodes without tasks, if it had one
+    attempt; otherwise `attempts` have theirs.
     """
 
     number: int

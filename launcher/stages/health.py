@@ -56,7 +56,7 @@ def add_spares(config: RunConfig, stage: str, requested: Resources) -> Resources
     segment, total = str(config.cluster.sbatch.get("segment")), requested.nodes + spares
     if segment.isdigit() and int(segment) and total % int(segment):
         raise setting_error(
-            f"{setting}: cluster.sbatch.segment={segment} does not divide the {total} nodes, as Slurm requires",
+            f"{setting}: cluster.sbatch.segment={segment} has to divide the {total} nodes of the job",
             hint=f"resilience.spares={spares + int(segment) - total % int(segment)}",
             also=("cluster.sbatch.segment",),
         )

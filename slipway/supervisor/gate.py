@@ -15,18 +15,8 @@ from typing import Dict, List, Sequence, Tuple
 from slipway.common.files import to_printable
 from slipway.common.node import marks
 from slipway.common.node.settings import HealthSettings
-from slipway.supervisor.health import (
-    ANSWER,
-    COUNT,
-    NO_ANSWER,
-    PATH_MISSING,
-    PROBE_SECONDS,
-    SHARED_SPACE,
-    SICK,
-    TOOL_SECONDS,
-    WARNING,
-    Finding,
-)
+from slipway.supervisor import health as node_health
+from slipway.supervisor.health import COUNT, SICK, WARNING, Finding
 from slipway.supervisor.hooks import Verdict
 from slipway.supervisor.job import Job
 from slipway.supervisor.later_links import LaterLinks
@@ -43,8 +33,6 @@ _MOST_NAMED = 8
 _SKEW_SECONDS = 5
 # Links of which a node may have fewer than others: sites plug cables into some nodes alone.
 _MAY_DIFFER = "interfaces"
-# What a single node says of a file server is about that.
-_OF_SERVERS = (PATH_MISSING, SHARED_SPACE)
 # They give the step of one task a part of a node's GPUs.
 _OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_TRES", "SLURM_GPU_BIND")
 
@@ -67,13 +55,9 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
         return
     sick = judge(findings)
     seconds = time.monotonic() - begin
-    job.leave(HEALTH, {"seconds": round(seconds, 3), "findings": findings}, sync=False)
-    warnings: Dict[str, List[str]] = {}
-    for host, own in findings.items():
-        for finding in own:
-            if finding.severity == WARNING:
-                warnings.setdefault(finding.why, []).append(host)
-    for why, hosts in warnings.items():
+    kept = {host: [each for each in own if each.severity != COUNT] for host, own in findings.items()}
+    job.leave(HEALTH, {"seconds": round(seconds, 3), "findings": kept}, sync=False)
+    for why, hosts in _find_warnings(findings).items():
         job.say(f"{', '.join(hosts[:_MOST_NAMED])}{', ...' if hosts[_MOST_NAMED:] else ''}: {why}")
     job.say(f"health of {len(nodes.hosts)} nodes in {seconds:.1f} s: {len(sick)} sick")
     if not sick:
@@ -106,30 +90,36 @@ def _count_gates(job: Job) -> int:
     return number
 
 
+def _find_warnings(findings: Findings) -> Dict[str, List[str]]:
+    """Return the hosts of each warning."""
+    warnings: Dict[str, List[str]] = {}
+    for host, own in findings.items():
+        for finding in own:
+            if finding.severity == WARNING:
+                warnings.setdefault(finding.why, []).append(host)
+    return warnings
+
+
 def judge(findings: Findings) -> Dict[str, str]:
     """Return the sick nodes, each with the reason; what is compared becomes a finding.
 
-    A finding that all nodes share is about none of them: excluding all would help nobody.
+    A fault that all nodes share is about none of them, as is that of a file server where there is one node:
+    it becomes a warning. Excluding all nodes would help nobody.
     """
     for name in {each.id for own in findings.values() for each in own if each.severity == COUNT}:
         _compare(findings, name)
-    shared = Counter(name for own in findings.values() for name in {_key(each) for each in own})
+    faults = {host: {each.id for each in own if each.severity == SICK} for host, own in findings.items()}
+    shared = set.intersection(*faults.values())
     sick = {}
     for host, own in findings.items():
         for index, finding in enumerate(own):
-            is_shared = shared[_key(finding)] == len(findings)
-            if finding.severity == SICK and is_shared and (len(findings) > 1 or finding.id in _OF_SERVERS):
-                own[index] = finding._replace(severity=WARNING, why=f"{finding.why} (as on all nodes)")
+            is_of_server = finding.id.startswith((node_health.PATH, node_health.SPACE))
+            if finding.id in shared and (len(findings) > 1 or is_of_server):
+                own[index] = finding._replace(severity=WARNING)
         reasons = [finding.why for finding in own if finding.severity == SICK]
         if reasons:
-            more = f" and {len(reasons) - 1} more" if reasons[1:] else ""
-            sick[host] = reasons[0] + more
+            sick[host] = reasons[0] + (f" and {len(reasons) - 1} more" if reasons[1:] else "")
     return sick
-
-
-def _key(finding: Finding) -> Tuple[str, bool, str]:
-    is_of_path = finding.id in (*_OF_SERVERS, NO_ANSWER)
-    return finding.id, finding.severity == SICK, finding.why if is_of_path else ""
 
 
 def _compare(findings: Findings, name: str) -> None:
@@ -158,12 +148,11 @@ def _ask_all(job: Job, hosts: Sequence[str], health: HealthSettings, signals: Si
     answers, said = _ask(job, hosts, health, signals)
     silent = [host for host in hosts if host not in answers]
     if len(silent) > 1:
-        more, said = _ask(job, silent, health, signals)
+        more, last_said = _ask(job, silent, health, signals)
         answers.update(more)
+        said += last_said
     if not answers:
-        job.say(
-            f"the health of the nodes is not known: {said[-1] if said else 'no node answers'}", sys.stderr
-        )
+        job.say(f"the nodes' health is not known: {said[-1] if said else 'no answer'}", sys.stderr)
     for host in hosts if answers else ():
         if host not in answers:
             # srun names the node in its message.
@@ -179,7 +168,7 @@ def _ask(
     began, buffer = time.time(), b""
     answers: Findings = {}
     said: List[str] = []
-    seconds = TOOL_SECONDS if health.command else PROBE_SECONDS
+    seconds = node_health.TOOL_SECONDS if health.command else node_health.PROBE_SECONDS
     deadline = time.monotonic() + seconds + _START_SECONDS
     process = _start(job, hosts, health, signals)
     assert process.stdout
@@ -192,8 +181,8 @@ def _ask(
             *lines, buffer = (buffer + chunk).split(b"\n")
             for line in lines:
                 text = line.decode("utf-8", "replace")
-                if text.startswith(ANSWER):
-                    answers.update(_read(text[len(ANSWER) :], hosts, began))
+                if text.startswith(node_health.ANSWER):
+                    answers.update(_read(text[len(node_health.ANSWER) :], hosts, began))
                 else:
                     said.append(to_printable(re.sub("^srun: (error: )?", "", text)))
             if not chunk:
@@ -208,15 +197,10 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     count = str(len(hosts))
     command = ["srun", "--overlap", "--export=ALL", "--job-name=health", "--mpi=none", "--kill-on-bad-exit=0"]
-    command += [
-        "--nodelist=" + ",".join(hosts),
-        "--nodes=" + count,
-        "--ntasks=" + count,
-        "--ntasks-per-node=1",
-    ]
-    command += job.settings.host_arguments
-    archive = os.path.join(job.directory, os.path.basename(sys.argv[0]))
-    command += [sys.executable, "-IS", archive, HEALTH, json.dumps(health._asdict())]
+    command += ["--nodelist=" + ",".join(hosts), "--nodes=" + count, "--ntasks=" + count]
+    command += ["--ntasks-per-node=1", *job.settings.host_arguments, sys.executable, "-IS"]
+    command += [os.path.join(job.directory, os.path.basename(sys.argv[0])), HEALTH]
+    command.append(json.dumps(health._asdict()))
 
     def begin() -> None:
         os.setpgid(0, 0)

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from slipway.common.files import to_printable
 from slipway.common.node.settings import HealthSettings
@@ -22,7 +22,8 @@ from slipway.common.node.settings import HealthSettings
 SICK, WARNING, COUNT = "sick", "warning", "count"
 # The beginning of the line with the answer: prologs and shells may print others.
 ANSWER = "SLIPWAY_HEALTH "
-PATH_MISSING, SHARED_SPACE, NO_ANSWER = "path_missing", "shared_space", "no_answer"
+# The beginnings of the ids of findings about a path that is perhaps a file server's.
+PATH, SPACE = "path:", "space:"
 # For the site's own tool, and for each of the others: nvidia-smi takes as long without persistence mode.
 TOOL_SECONDS, PROBE_SECONDS = 120, 20
 # A file server that is busy answers within that.
@@ -30,8 +31,6 @@ _PATH_SECONDS = 10
 
 _MOST_FINDINGS, _MOST_CHARS = 16, 200
 _MIB = 1 << 20
-# An idle GPU has a few MiB in use, those that an older driver keeps for itself included at most 1 GiB.
-_GPU_MIB = 2048
 _LEAST_SHM, _LEAST_FREE = 16 * _MIB, 100 * _MIB
 # Xids are recent for as long as a run avoids a node, by default.
 _XID_SECONDS = 86400
@@ -40,28 +39,15 @@ _XID = r"\[ *([0-9]+)\.[0-9]+\].*NVRM: Xid \(([^)]*)\): ([0-9]+),? *(.*)"
 # (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, November 2026). Errors of applications are
 # not among them: 13, 31, 43, 45, 94, ...
 _XIDS = {
-    46: "GPU stopped processing",
-    48: "double bit ECC error",
-    54: "auxiliary power is not connected",
-    62: "internal micro-controller halt",
-    64: "GPU memory remapping failure",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    95: "uncontained memory error",
-    109: "context switch timeout",
-    110: "security fault",
-    119: "GSP RPC timeout",
-    120: "GSP error",
-    136: "link training failed",
-    140: "unrecovered ECC error",
-    143: "GPU initialization error",
-    158: "GPU fatal timeout",
-}
+    46: "GPU stopped processing", 48: "double bit ECC error", 54: "auxiliary power is not connected",
+    62: "internal micro-controller halt", 64: "GPU memory remapping failure", 74: "NVLink error",
+    79: "GPU has fallen off the bus", 95: "uncontained memory error", 109: "context switch timeout",
+    110: "security fault", 119: "GSP RPC timeout", 120: "GSP error", 136: "link training failed",
+    140: "unrecovered ECC error", 143: "GPU initialization error", 158: "GPU fatal timeout",
+}  # fmt: skip
 _XIDS_TO_KNOW = {63: "GPU memory remapping event", 92: "high single-bit ECC error rate"}
 _XID_154_IS_SICK = r"GPU Reset Required|Node Reboot Required|Drain"
 _NVLINK5 = range(144, 151)  # fatal or not by their words
-
-_ABSENT = r"\[?(N/A|Not Supported|Not Available|Unknown Error)\]?"
 
 
 class Finding(NamedTuple):
@@ -88,17 +74,12 @@ class Finding(NamedTuple):
 Probe = Callable[[HealthSettings], Iterator[Finding]]
 
 
-def answer(argument: str) -> NoReturn:
-    """Answer a request, and leave: a probe that hangs is left behind."""
-    code = 1
-    try:
-        findings = examine(HealthSettings(**json.loads(argument)))
-        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-        content = {"node": node, "time": time.time(), "findings": findings}
-        print(ANSWER + json.dumps(content), flush=True)
-        code = 0
-    finally:
-        os._exit(code)
+def answer(argument: str) -> int:
+    """Answer a request; return the exit code."""
+    findings = examine(HealthSettings(**json.loads(argument)))
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    print(ANSWER + json.dumps({"node": node, "time": time.time(), "findings": findings}), flush=True)
+    return 0
 
 
 def examine(request: HealthSettings) -> List[Finding]:
@@ -111,7 +92,7 @@ def examine(request: HealthSettings) -> List[Finding]:
     ]
     temporary = os.environ.get("TMPDIR") or "/tmp"
     for path in (temporary, *request.paths):
-        space = "space" if path == temporary else SHARED_SPACE
+        space = "own_space" if path == temporary else SPACE + path
         table.append((path, SICK, partial(check_path, path, space), _PATH_SECONDS))
     if request.command:
         table.append((request.command[0], SICK, run_tool, TOOL_SECONDS))
@@ -141,7 +122,7 @@ def _run_all(table: Sequence[Tuple[str, str, Probe, int]], request: HealthSettin
                 del waiting[descriptor]
                 os.killpg(process, signal.SIGKILL)
                 why = f"{name}: no answer within {seconds} seconds"
-                findings.append(Finding(NO_ANSWER, severity, why, seconds))
+                findings.append(Finding("no_answer:" + name, severity, why, seconds))
     return findings
 
 
@@ -171,23 +152,24 @@ def _read(name: str, answer: bytes) -> List[Finding]:
 
 # --- GPUs
 
-_IN_USE = "memory.used"
 # Fields of nvidia-smi's `--query-gpu`, each with the values that are a fault. A driver that does not know one
 # of them refuses the query, and is asked again without it. (`hw_slowdown` is also active where an idle GPU
-# changes its clocks.)
+# changes its clocks. An idle one has a few MiB in use, or 1 GiB that an older driver keeps for itself.)
+_SLOWDOWN = "clocks_throttle_reasons.hw_{}_slowdown".format
 _GPU_FIELDS: Tuple[Tuple[str, str, str, str, str], ...] = (
+    (
+        "memory.used",
+        "gpu_memory",
+        SICK,
+        "[0-9]{5,}|[2-9][0-9]{3}",
+        "{} MiB are in use before the tasks start",
+    ),
     ("ecc.errors.uncorrected.volatile.total", "gpu_ecc", SICK, "[1-9][0-9]*", "{} uncorrected memory errors"),
     ("remapped_rows.failure", "gpu_rows_failed", SICK, "Yes", "memory rows could not be remapped"),
     ("remapped_rows.pending", "gpu_rows_pending", WARNING, "Yes", "memory rows wait for its next reset"),
-    ("gpu_recovery_action", "gpu_recovery", SICK, "(?!None$)[A-Z].*", "its driver asks for a recovery: {}"),
-    ("clocks_throttle_reasons.hw_thermal_slowdown", "gpu_heat", SICK, "Active", "its heat slows it down"),
-    (
-        "clocks_throttle_reasons.hw_power_brake_slowdown",
-        "gpu_power",
-        SICK,
-        "Active",
-        "its power brake slows it",
-    ),
+    ("gpu_recovery_action", "gpu_recovery", SICK, "(?!None$|N/A$)[A-Z].*", "its driver asks for: {}"),
+    (_SLOWDOWN("thermal"), "gpu_heat", SICK, "Active", "its heat slows it down"),
+    (_SLOWDOWN("power_brake"), "gpu_power", SICK, "Active", "its power brake slows it down"),
 )
 _INVALID_FIELD = r'Field "([^"]*)" is not a valid field'
 
@@ -196,7 +178,7 @@ def check_gpus(request: HealthSettings) -> Iterator[Finding]:
     """Yield what NVIDIA's driver says of the GPUs, and how many there are; nothing without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return
-    fields = [_IN_USE, *(field for field, *_ in _GPU_FIELDS)]
+    fields = [field for field, *_ in _GPU_FIELDS]
     code, output = 1, ""
     for _ in range(len(fields)):
         query = "--query-gpu=" + ",".join(["index", *fields])
@@ -213,20 +195,13 @@ def check_gpus(request: HealthSettings) -> Iterator[Finding]:
     needed = int(granted) if granted.isdigit() else request.gpus
     if len(rows) < needed:
         yield Finding("gpu_count", SICK, f"{len(rows)} of {needed} GPUs are there", len(rows))
-    for index, *values in rows:
-        yield from _check_gpu(index, dict(zip(fields, values)))
-
-
-def _check_gpu(index: str, values: Dict[str, str]) -> Iterator[Finding]:
-    used = values.get(_IN_USE, "")
-    if used.isdigit() and int(used) > _GPU_MIB:
-        why = f"GPU {index}: {used} MiB of its memory are in use before the tasks start"
-        yield Finding("gpu_memory", SICK, why, int(used))
-    for field, name, severity, fault, words in _GPU_FIELDS:
-        value = values.get(field, "")
-        if re.fullmatch(fault, value) and not re.fullmatch(_ABSENT, value):
-            number = int(value) if value.isdigit() else None
-            yield Finding(name, severity, f"GPU {index}: {words.format(value)}", number)
+    for index, *row in rows:
+        values = dict(zip(fields, row))
+        for field, name, severity, fault, words in _GPU_FIELDS:
+            value = values.get(field, "")
+            if re.fullmatch(fault, value):
+                number = int(value) if value.isdigit() else None
+                yield Finding(name, severity, f"GPU {index}: {words.format(value)}", number)
 
 
 def check_xids(request: HealthSettings) -> Iterator[Finding]:
@@ -290,7 +265,7 @@ def check_path(path: str, space: str, request: HealthSettings) -> Iterator[Findi
         os.stat(path)
         free = _free_bytes(path)
     except OSError as error:
-        yield Finding(PATH_MISSING, SICK, f"{path}: {error.strerror}")
+        yield Finding(PATH + path, SICK, f"{path}: {error.strerror}")
         return
     if free < _LEAST_FREE:
         yield Finding(space, SICK, f"{path} has {free // _MIB} MiB free", free)
@@ -305,10 +280,10 @@ def _free_bytes(path: str) -> int:
 
 # Words of a verdict: this contract's own, those of `dcgmi health`, and of NVIDIA's health validation.
 _WORDS = {
-    "healthy": None, "pass": None, "info": None,
-    "warning": WARNING, "unknown": WARNING,
-    "sick": SICK, "failure": SICK, "critical": SICK,
-}  # fmt: skip
+    **dict.fromkeys(("healthy", "pass", "info"), None),
+    **dict.fromkeys(("warning", "unknown"), WARNING),
+    **dict.fromkeys(("sick", "failure", "critical"), SICK),
+}
 _BY_CODE = {0: None, 1: WARNING, 2: SICK}
 
 
@@ -343,9 +318,8 @@ def _find_verdict(content: Dict[str, Any]) -> Tuple[str, Sequence[Any]]:
 
 def _run(command: Sequence[str]) -> Tuple[int, str]:
     """Run a command; return its exit code, and all that it printed."""
-    done = subprocess.run(
-        list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    done = subprocess.run(list(command), stdin=null, stdout=pipe, stderr=subprocess.STDOUT)
     return done.returncode, done.stdout.decode("utf-8", "replace")
 
 

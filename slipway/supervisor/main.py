@@ -66,7 +66,7 @@ def _main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["health"] and len(arguments) == 2:
         from slipway.supervisor.health import answer  # late: jobs themselves need none of it
 
-        answer(arguments[1])
+        return answer(arguments[1])
     is_point = arguments[:1] == ["point"] and len(arguments) > 1
     if not is_point and "--" not in arguments[1:-1]:
         print(_USAGE, file=sys.stderr)
