@@ -46,7 +46,8 @@ _XIDS = {
     140: "unrecovered ECC error", 143: "GPU initialization error", 158: "GPU fatal timeout",
 }  # fmt: skip
 _XIDS_TO_KNOW = {63: "GPU memory remapping event", 92: "high single-bit ECC error rate"}
-_XID_154_IS_SICK = r"GPU Reset Required|Node Reboot Required|Drain"
+# The recovery that a GPU needs has changed: the last one counts.
+_RECOVERY, _NEEDS_ONE = 154, r" to \S+ \((?!None)"
 _NVLINK5 = range(144, 151)  # fatal or not by their words
 
 
@@ -212,18 +213,19 @@ def check_xids(request: HealthSettings) -> Iterator[Finding]:
         code, output = _run(journal)
     with open("/proc/uptime") as stream:
         uptime = float(stream.read().split()[0])
-    last: Dict[Tuple[str, int], Finding] = {}
+    last: Dict[Tuple[str, str], Optional[Finding]] = {}
     for seconds, gpu, text, rest in re.findall(_XID, output) if code == 0 else ():
-        finding = _judge_xid(gpu, int(text), rest)
-        if finding and uptime - int(seconds) < _XID_SECONDS:
-            last[gpu, int(text)] = finding
-    yield from last.values()
+        before, finding = last.get((gpu, text)), _judge_xid(gpu, int(text), rest)
+        is_worse = before is None or before.severity != SICK or int(text) == _RECOVERY
+        if uptime - int(seconds) < _XID_SECONDS and is_worse:
+            last[gpu, text] = finding
+    yield from filter(None, last.values())
 
 
 def _judge_xid(gpu: str, number: int, rest: str) -> Optional[Finding]:
     words = _XIDS.get(number) or _XIDS_TO_KNOW.get(number)
     severity = WARNING if number in _XIDS_TO_KNOW else SICK
-    if number == 154 and re.search(_XID_154_IS_SICK, rest):
+    if number == _RECOVERY and re.search(_NEEDS_ONE, rest):
         words = rest
     if number in _NVLINK5:
         words, severity = f"NVLink error: {rest}", SICK if re.search(r"\bFatal", rest) else WARNING
