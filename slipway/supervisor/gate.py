@@ -71,7 +71,7 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
         later.exclude(list(sick), why, job.claimant)
         return
     row = _count_gates(job) + 1
-    if job.settings.chain.links > 1 and row >= job.settings.chain.max_failures:
+    if job.settings.chain.links > 1 and row > job.settings.chain.max_failures:
         later.exclude(list(sick), why, job.claimant)
         raise SickNodes(nodes.hosts, Verdict(RULE, f"{row} links in a row found sick nodes: {why}"))
     raise SickNodes(nodes.hosts, Verdict(RULE, why, continues=True, nodes=tuple(sick)))
