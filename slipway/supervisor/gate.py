@@ -59,7 +59,8 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
     job.leave(HEALTH, {"seconds": round(seconds, 3), "findings": kept}, sync=False)
     for why, hosts in _find_warnings(findings).items():
         job.say(f"{', '.join(hosts[:_MOST_NAMED])}{', ...' if hosts[_MOST_NAMED:] else ''}: {why}")
-    job.say(f"health of {len(nodes.hosts)} nodes in {seconds:.1f} s: {len(sick)} sick")
+    count = f"{len(nodes.hosts)} node{'' if len(nodes.hosts) == 1 else 's'}"
+    job.say(f"health of {count} in {seconds:.1f} s: {len(sick)} sick")
     if not sick:
         return
     for host, reason in sick.items():
@@ -67,7 +68,7 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
     why = "; ".join(f"{host} is sick: {reason}" for host, reason in sick.items())
     is_own = os.environ.get("SLURMD_NODENAME") in sick
     if nodes.has_enough() and not is_own:
-        job.say(f"goes on without {', '.join(sick)}: {why}")
+        job.say("goes on without " + "; ".join(f"{host}: {reason}" for host, reason in sick.items()))
         later.exclude(list(sick), why, job.claimant)
         return
     row = _count_gates(job) + 1
@@ -118,7 +119,7 @@ def judge(findings: Findings) -> Dict[str, str]:
                 own[index] = finding._replace(severity=WARNING)
         reasons = [finding.why for finding in own if finding.severity == SICK]
         if reasons:
-            sick[host] = reasons[0] + (f" and {len(reasons) - 1} more" if reasons[1:] else "")
+            sick[host] = reasons[0] + (f" (and {len(reasons) - 1} more)" if reasons[1:] else "")
     return sick
 
 

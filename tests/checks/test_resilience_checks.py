@@ -164,7 +164,7 @@ SPARE = ["resilience.health=quick", "resilience.spares=1"]
         ([*SPARE, "resilience.nodes={min: 1, max: 2}"], "resilience.nodes is a range"),
         ([*SPARE, "cluster.scheduler=allocation"], "takes further nodes of the allocation by itself"),
         ([*SPARE, "cluster=local"], "resilience.spares=1: cluster.scheduler=local has none"),
-        ([*SPARE, "cluster.sbatch.segment=8"], "cluster.sbatch.segment=8 has to divide the 2 nodes"),
+        ([*SPARE, "cluster.sbatch.segment=8"], "cluster.sbatch.segment=8 has to divide the 9 nodes"),
     ],
 )
 def test_invalid_chains_ranges_and_margins_are_refused(overrides: list[str], words: str) -> None:

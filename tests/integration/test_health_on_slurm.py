@@ -145,7 +145,7 @@ def test_spares_take_the_place_of_sick_nodes(gates: Gates) -> None:
     assert gates.tasks("spares") == ["n1 0 2 n1", "n5 1 2 n1"]
     left_out = (attempt.left_out or "").split("; ")
     assert [text.partition(":")[0] for text in left_out] == ["n2", "n3", "n4"]
-    assert "n2: GPU 0: 3 uncorrected memory errors and 7 more" in left_out
+    assert "n2: GPU 0: 3 uncorrected memory errors (and 7 more)" in left_out
     assert left_out[2].endswith("Xid 79: GPU has fallen off the bus")
     assert "without n2: GPU 0" in gates.runs.slipway("history", "spares").stdout
 
