@@ -50,7 +50,11 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
         If the job was signalled meanwhile.
     """
     begin = time.monotonic()
-    findings = _ask_all(job, nodes.hosts, health, signals)
+    findings: Findings = {}
+    try:
+        findings = _ask_all(job, nodes.hosts, health, signals)
+    except OSError as error:  # no srun
+        job.say(f"the nodes' health is not known: {error}", sys.stderr)
     if not findings:
         return
     sick = judge(findings)
@@ -65,10 +69,10 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
         return
     for host, reason in sick.items():
         nodes.leave_out(host, reason)
-    why = "; ".join(f"{host} is sick: {reason}" for host, reason in sick.items())
+    why = marks.quote("; ".join(f"{host} is sick: {reason}" for host, reason in sick.items()))
     is_own = os.environ.get("SLURMD_NODENAME") in sick
     if nodes.has_enough() and not is_own:
-        job.say("goes on without " + "; ".join(f"{host}: {reason}" for host, reason in sick.items()))
+        job.say(f"goes on without {nodes.describe_left_out()}")
         later.exclude(list(sick), why, job.claimant)
         return
     row = _count_gates(job) + 1

@@ -7,8 +7,7 @@ import re
 import signal
 import sys
 import time
-from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any, Dict, List, Mapping, NoReturn, Optional, Sequence
+from typing import IO, TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Sequence
 
 from slipway.common.files import read_json
 from slipway.common.node import marks, settings
@@ -226,7 +225,7 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
             pass_gate(job, nodes, job.settings.health, link.later, signals)
         hosts = nodes.choose()
         meet(job, hosts)
-        _mark_start(job, link, limit, hosts, nodes.left_out)
+        _mark_start(job, link, limit, hosts, nodes.describe_left_out())
         command = prepare_command(job, command, hosts, signals)
         signals.check()
         code = run_tasks(job, limit, command, signals, termination, link.hooks())
@@ -299,17 +298,10 @@ def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:
             raise Signalled
 
 
-def _mark_start(
-    job: Job,
-    link: "Link",
-    limit: "TimeLimit",
-    hosts: Sequence[str],
-    left_out: Mapping[str, str] = MappingProxyType({}),
-) -> None:
+def _mark_start(job: Job, link: "Link", limit: "TimeLimit", hosts: Sequence[str], left_out: str = "") -> None:
     """Leave the mark that the job has started."""
     fields: Dict[str, Any] = {"started": int(time.time()), "nodes": ",".join(hosts)}
-    fields["left_out"] = "; ".join(f"{host}: {why}" for host, why in left_out.items())
-    fields["time_limit"] = limit.seconds
+    fields.update(left_out=left_out, time_limit=limit.seconds)
     with job.best_effort("its place in the chain is not known"):
         fields.update(link.fields())
     job.leave(marks.STARTED, fields, sync=False)

@@ -5,6 +5,7 @@ import select
 import subprocess
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence
 
+from slipway.common.node import marks
 from slipway.common.node.settings import ALLOCATION, LOCAL, Settings
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ class Nodes:
     def leave_out(self, host: str, why: str) -> None:
         """Keep the tasks off a host from now on; the first reason stays."""
         self.left_out.setdefault(host, why)
+
+    def describe_left_out(self) -> str:
+        """Return the hosts that are left out, each with the reason, in one line of limited length."""
+        return marks.quote("; ".join(f"{host}: {why}" for host, why in self.left_out.items()))
 
     def has_enough(self) -> bool:
         """Return True if the tasks can run on what is left."""
