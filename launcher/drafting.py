@@ -23,6 +23,7 @@ from launcher.rendering.render import render
 from launcher.runs import provenance
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, TEMPLATES, next_launch_number
 from launcher.runs.trust import why_untrusted
+from launcher.stages.health import GATED_STAGES
 from launcher.stages.planning import plan_launch, prepare_launch, split_by_stage, stage_name
 
 if TYPE_CHECKING:
@@ -191,10 +192,16 @@ def _check_resilience(composition: Composition, names: Sequence[str]) -> None:
     settings = composition.config.resilience
     asks = {"links": settings.links > 1, "nodes": settings.nodes, "save_before_end": settings.save_before_end}
     asks[""] = any(asks.values())
+    gated = {"health": settings.health != "off", "spares": settings.spares}
     for override in map(parse_override, composition.overrides):
         node, _, name = override.key.partition(".")
         if node == "resilience" and asks.get(name) and "training" not in names:
             message = f"{override.text}: only a training is a chain of jobs, and saves before its end"
+            raise UserError(message, key=override.key, hint=f"stages=[{','.join(names)}] without it")
+        if node == "resilience" and gated.get(name) and not set(names) & set(GATED_STAGES):
+            message = (
+                f"{override.text}: only jobs of a {' or a '.join(GATED_STAGES)} ask nodes for their health"
+            )
             raise UserError(message, key=override.key, hint=f"stages=[{','.join(names)}] without it")
 
 

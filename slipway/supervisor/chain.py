@@ -14,7 +14,7 @@ The successor is submitted when a link begins, so that a node that dies does not
 it is missing.
 
 A failure is a link that ended without a newer checkpoint than it began with. Links that were preempted or
-requeued do not count. A newer checkpoint forgives all failures before it.
+requeued, or left because of sick nodes, do not count. A newer checkpoint forgives all failures before it.
 """
 
 from enum import Enum
@@ -53,7 +53,7 @@ class Ending(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        return self.rule not in ("preempted", "ended_by_user")
+        return self.rule not in ("preempted", "ended_by_user", "sick_node")
 
     @property
     def is_final(self) -> bool:

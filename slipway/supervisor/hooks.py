@@ -11,7 +11,7 @@ import select
 import signal
 import sys
 import time
-from typing import Any, Callable, List, NamedTuple, Optional, Set
+from typing import Any, Callable, List, NamedTuple, Optional, Set, Tuple
 
 from slipway.supervisor.job import Job, print_traceback
 from slipway.supervisor.tasks import Signals, leave_to_end, reap
@@ -34,12 +34,15 @@ class Verdict(NamedTuple):
         The chain goes on: it retries from the newest checkpoint. Otherwise it ends here.
     saves
         The tasks save a checkpoint first, if they can.
+    nodes
+        Suspect nodes of the job, which what follows does without.
     """
 
     rule: str
     why: str
     continues: bool = False
     saves: bool = False
+    nodes: Tuple[str, ...] = ()
 
 
 class Hook(NamedTuple):

@@ -99,8 +99,9 @@ class Link:
         judged_fields, ending = judge_end(job, self._slurm, job.id, facts, hosts, job.began)
         if verdict and facts.state != "CANCELLED":
             judged_fields = {"step": judged_fields.get("step")}  # no rank failed first
-            word, why = "continue" if verdict.continues else "stop", marks.quote(verdict.why)
-            ending = Ending(word, verdict.rule, why)
+            nodes = tuple(host for host in hosts if host in verdict.nodes) if verdict.continues else ()
+            word = "stop" if not verdict.continues else "exclude" if nodes else "continue"
+            ending = Ending(word, verdict.rule, marks.quote(verdict.why), nodes)
         restarts = int(job.attempt.rpartition(".")[2])
         if ending.rule == "ended_by_user" and record and record.restarts > restarts:
             ending = ending._replace(why="somebody requeued it")

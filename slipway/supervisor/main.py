@@ -13,7 +13,7 @@ from slipway.common.files import read_json
 from slipway.common.node import marks, settings
 from slipway.common.node.settings import EXIT_INTERRUPTED, LOCAL, SLURM
 from slipway.supervisor.job import Job, Leave, Unusable, print_traceback
-from slipway.supervisor.nodes import find_nodes
+from slipway.supervisor.nodes import SickNodes, find_nodes
 from slipway.supervisor.step import ask_slurm_for_loss, meet, prepare_command, run_tasks
 from slipway.supervisor.tasks import Signalled, Signals, run_before
 
@@ -62,6 +62,10 @@ def _main(arguments: Sequence[str]) -> int:
     sys.stderr = io.TextIOWrapper(sys.stderr.buffer, "utf-8", "surrogateescape", line_buffering=True)
     _forget_locale()
     directory = os.path.dirname(os.path.abspath(sys.argv[0]))
+    if arguments[:1] == ["health"] and len(arguments) == 2:
+        from slipway.supervisor.health import answer  # late: jobs themselves need none of it
+
+        return answer(arguments[1])
     is_point = arguments[:1] == ["point"] and len(arguments) > 1
     if not is_point and "--" not in arguments[1:-1]:
         print(_USAGE, file=sys.stderr)
@@ -215,9 +219,13 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
         if os.environ.get(_UNREADABLE):
             raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
         nodes = find_nodes(job.settings)
+        if job.settings.health:
+            from slipway.supervisor.gate import pass_gate  # late: most jobs have none
+
+            pass_gate(job, nodes, job.settings.health, link.later, signals)
         hosts = nodes.choose()
         meet(job, hosts)
-        _mark_start(job, link, limit, hosts)
+        _mark_start(job, link, limit, hosts, nodes.describe_left_out())
         command = prepare_command(job, command, hosts, signals)
         signals.check()
         code = run_tasks(job, limit, command, signals, termination, link.hooks())
@@ -230,6 +238,9 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
             code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
     except Signalled:
         code = _ENDED_EARLY
+    except SickNodes as sick:
+        hosts, termination.verdict = sick.hosts, sick.verdict
+        _mark_start(job, link, limit, hosts)
     except OSError as error:
         job.say(str(error), sys.stderr)
     except Leave:
@@ -287,10 +298,10 @@ def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:
             raise Signalled
 
 
-def _mark_start(job: Job, link: "Link", limit: "TimeLimit", hosts: Sequence[str]) -> None:
+def _mark_start(job: Job, link: "Link", limit: "TimeLimit", hosts: Sequence[str], left_out: str = "") -> None:
     """Leave the mark that the job has started."""
     fields: Dict[str, Any] = {"started": int(time.time()), "nodes": ",".join(hosts)}
-    fields["time_limit"] = limit.seconds
+    fields.update(left_out=left_out, time_limit=limit.seconds)
     with job.best_effort("its place in the chain is not known"):
         fields.update(link.fields())
     job.leave(marks.STARTED, fields, sync=False)

@@ -3,9 +3,13 @@
 import os
 import select
 import subprocess
-from typing import Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence
 
+from slipway.common.node import marks
 from slipway.common.node.settings import ALLOCATION, LOCAL, Settings
+
+if TYPE_CHECKING:
+    from slipway.supervisor.hooks import Verdict
 
 _SECONDS = 60
 # The script asks for the hosts while Python starts: Slurm's answer is there.
@@ -33,6 +37,10 @@ class Nodes:
         """Keep the tasks off a host from now on; the first reason stays."""
         self.left_out.setdefault(host, why)
 
+    def describe_left_out(self) -> str:
+        """Return the hosts that are left out, each with the reason, in one line of limited length."""
+        return marks.quote("; ".join(f"{host}: {why}" for host, why in self.left_out.items()))
+
     def has_enough(self) -> bool:
         """Return True if the tasks can run on what is left."""
         return len(self._usable()) >= (self.count or len(self.hosts))
@@ -43,6 +51,14 @@ class Nodes:
 
     def _usable(self) -> List[str]:
         return [host for host in self.hosts if host not in self.left_out]
+
+
+class SickNodes(Exception):
+    """The tasks cannot run: too few of these hosts are healthy, or the supervisor's own is sick."""
+
+    def __init__(self, hosts: List[str], verdict: "Verdict") -> None:
+        super().__init__(verdict.why)
+        self.hosts, self.verdict = hosts, verdict
 
 
 def find_nodes(settings: Settings) -> Nodes:
@@ -57,7 +73,8 @@ def find_nodes(settings: Settings) -> Nodes:
         return Nodes(["localhost"])
     hosts = _hosts_of_script() or _hosts(os.environ["SLURM_JOB_NODELIST"])
     # The job does not use all of its allocation.
-    return Nodes(hosts, settings.nodes if settings.scheduler == ALLOCATION else None)
+    is_part = settings.scheduler == ALLOCATION or settings.spares
+    return Nodes(hosts, settings.nodes if is_part else None)
 
 
 def _hosts_of_script() -> List[str]:
