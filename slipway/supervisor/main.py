@@ -1,36 +1,24 @@
 """The supervisor's way through a job: claim, chain, rendezvous, image, tasks, and how they ended."""
 
 import contextlib
-import gc
 import io
 import os
 import re
 import signal
 import sys
 import time
-from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import IO, TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Sequence
 
 from slipway.common.files import read_json
 from slipway.common.node import marks, settings
-from slipway.common.node.settings import (
-    ALLOCATION,
-    CONTAINER,
-    EXIT_INTERRUPTED,
-    HOSTS,
-    IMAGE,
-    LOCAL,
-    SLURM,
-    fill_in,
-)
-from slipway.supervisor import hooks
+from slipway.common.node.settings import EXIT_INTERRUPTED, LOCAL, SLURM
 from slipway.supervisor.job import Job, Leave, Unusable, print_traceback
-from slipway.supervisor.rendezvous import rendezvous
-from slipway.supervisor.tasks import Signalled, Signals, map_signals, run, run_before
+from slipway.supervisor.nodes import find_nodes
+from slipway.supervisor.step import ask_slurm_for_loss, meet, prepare_command, run_tasks
+from slipway.supervisor.tasks import Signalled, Signals, run_before
 
 if TYPE_CHECKING:
     from slipway.supervisor.link import Link
-    from slipway.supervisor.slurm import Slurm
-    from slipway.supervisor.termination import Termination
     from slipway.supervisor.time_limit import TimeLimit
 
 # The script keeps the environment that it was submitted in there, as `env -0` prints it.
@@ -40,11 +28,7 @@ _UNREADABLE = "SLIPWAY_UNREADABLE"
 
 # The exit code of a job that was signalled before its tasks had one: as if by SIGTERM.
 _ENDED_EARLY = 143
-# A shell's, for a missing command.
-_NOT_FOUND = 127
-# In seconds, after an error of a hook.
-_POLL_AGAIN = 60.0
-# And between two looks for the end of an earlier link.
+# In seconds, between two looks for the end of an earlier link.
 _LONGEST_PAUSE = 30
 
 _LINK = r"[1-9][0-9]{0,5}\Z"
@@ -230,12 +214,15 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
         signals.check()
         if os.environ.get(_UNREADABLE):
             raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
-        hosts = _choose_rendezvous(job, link, limit)
-        command = _prepare_command(job, command, hosts, signals)
+        nodes = find_nodes(job.settings)
+        hosts = nodes.choose()
+        meet(job, hosts)
+        _mark_start(job, link, limit, hosts)
+        command = prepare_command(job, command, hosts, signals)
         signals.check()
-        code = _run_tasks(job, limit, command, signals, termination, link.hooks())
+        code = run_tasks(job, limit, command, signals, termination, link.hooks())
         if code == 0 and job.settings.scheduler != LOCAL:
-            code = _ask_slurm_for_loss(job, slurm)
+            code = ask_slurm_for_loss(job, slurm)
         job.say(f"the tasks ended with exit code {code}")
         if termination.verdict:
             code = code if code not in (0, EXIT_INTERRUPTED) else 1  # a job that was ended did not succeed
@@ -300,152 +287,13 @@ def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:
             raise Signalled
 
 
-def _choose_rendezvous(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
-    """Choose where the tasks meet, and leave the mark that the job has started; return its hosts."""
-    scheduler, run_name, launch = job.settings.scheduler, job.settings.run, job.settings.launch
-    meeting = rendezvous(scheduler, job.settings.nodes if scheduler == ALLOCATION else None)
-    os.environ.update(MASTER_ADDR=meeting.address, MASTER_PORT=str(meeting.port))
-    fields: Dict[str, Any] = {"started": int(time.time()), "nodes": ",".join(meeting.hosts)}
+def _mark_start(job: Job, link: "Link", limit: "TimeLimit", hosts: Sequence[str]) -> None:
+    """Leave the mark that the job has started."""
+    fields: Dict[str, Any] = {"started": int(time.time()), "nodes": ",".join(hosts)}
     fields["time_limit"] = limit.seconds
     with job.best_effort("its place in the chain is not known"):
         fields.update(link.fields())
     job.leave(marks.STARTED, fields, sync=False)
-    where = f"{meeting.address}:{meeting.port}"
-    job.say(
-        "run {}, launch {}, on {}; rendezvous at {}".format(run_name, launch, ", ".join(meeting.hosts), where)
-    )
-    return meeting.hosts
-
-
-def _prepare_command(job: Job, command: Sequence[str], hosts: Sequence[str], signals: Signals) -> List[str]:
-    """Complete the command of the tasks with facts of the job, after its preparations."""
-    container, scheduler = job.settings.container, job.settings.scheduler
-    values = {HOSTS: ",".join(hosts)}
-    if scheduler == LOCAL:  # no containers, and no other node
-        return fill_in(command, values, job.directory)
-    count = str(len(hosts))
-    on_each_node = [
-        "srun",
-        *(["--overlap", "--nodelist=" + values[HOSTS]] if scheduler == ALLOCATION else []),
-    ]
-    on_each_node += ["--export=ALL", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1"]
-    on_each_node += job.settings.host_arguments
-    if container is not None and container.is_file:
-        from slipway.supervisor import images  # late: many jobs have no image file
-
-        images.record_digest(job, container, signals)
-        values[IMAGE] = container.image
-        if container.name is not None:
-            values[CONTAINER] = images.container_name(container)
-            job.say(f"the container is called {values[CONTAINER]} on each node")
-        if container.stage_to is not None:
-            values[IMAGE] = images.stage(job, container, on_each_node, signals)
-    if job.settings.vboost:
-        slider = [*on_each_node, "sudo", "-n", "nvidia-smi", "boost-slider", "--vboost", "1"]
-        if run_before(slider, signals):
-            job.say("the GPUs' boost slider could not be set on every node", sys.stderr)
-    return fill_in(command, values, job.directory)
-
-
-def _run_tasks(
-    job: Job,
-    limit: "TimeLimit",
-    command: Sequence[str],
-    signals: Signals,
-    termination: "Termination",
-    own_hooks: Sequence[hooks.Hook],
-) -> int:
-    """Run the tasks: one srun, or on this machine alone each by itself; return their exit code."""
-    content = job.settings
-    commands: List[Tuple[Sequence[str], Optional[Dict[str, str]]]] = [(command, None)]
-    if content.scheduler == LOCAL:
-        size = content.nodes * content.tasks_per_node  # all on this machine
-        world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
-        commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
-        return _run(job, limit, commands, signals, termination, [])
-    from slipway.supervisor.srun import Patience, begin_step
-
-    step = begin_step(job)
-    patience = Patience(step)
-    code = _run(job, limit, commands, signals, termination, [*own_hooks, patience.hook], patience.is_over)
-    if patience.is_over():
-        job.say("srun waited in vain for tasks that it had ended: it was killed")
-    if code == 0 and step.has_never_run():
-        job.say("srun exited with 0, but some tasks never started")
-        return 1
-    return code
-
-
-def _run(
-    job: Job,
-    limit: "TimeLimit",
-    commands: "Sequence[Tuple[Sequence[str], Optional[Dict[str, str]]]]",
-    signals: Signals,
-    termination: "Termination",
-    own_hooks: Sequence[hooks.Hook],
-    is_stuck: Callable[[], bool] = lambda: False,
-) -> int:
-    polling: Optional[hooks.Polling] = None
-
-    def poll() -> Optional[float]:
-        nonlocal polling
-        seconds: List[Optional[float]] = [_POLL_AGAIN]
-        with job.best_effort("a hook failed"):
-            if polling is None:  # the tasks have started
-                polling = hooks.Polling(job, signals, [*own_hooks, termination.hook, *_detectors(job)])
-                gc.enable()
-                marks.sync_mark(job.directory, job.attempt, marks.STARTED)
-            # The end needs it: the archive may be gone by then.
-            import slipway.common.node.evidence
-            import slipway.common.node.judging  # noqa: F401
-
-            seconds = [polling.poll(), limit.pause()]
-            # A job that was signalled ends already, for its own reason.
-            if polling.verdict and not termination.verdict and not signals.first:
-                termination.begin(polling.verdict)
-            seconds.append(termination.pause())
-        return min((pause for pause in seconds if pause is not None), default=None)
-
-    def end() -> Optional[int]:
-        return signal.SIGKILL if is_stuck() else termination.signal()
-
-    forward = map_signals(job.settings.scheduler, job.settings.save_signal)
-    try:
-        return run(commands, signals, forward, poll, end)
-    except OSError as error:
-        job.say(str(error), sys.stderr)
-        return _NOT_FOUND
-    finally:
-        if polling:
-            polling.stop()
-
-
-def _detectors(job: Job) -> List[hooks.Hook]:
-    """Return the hooks of the detectors; one that cannot begin, or returns no hook, is left out."""
-    from slipway.supervisor.detectors import DETECTORS  # late: they import much
-
-    found: List[hooks.Hook] = []
-    for detector in DETECTORS:
-        with job.best_effort("a detector could not begin"):
-            hook = detector(job)
-            if not isinstance(hook, hooks.Hook):
-                raise TypeError(f"{detector.__name__} returned {hook!r}")
-            found.append(hook)
-    return found
-
-
-def _ask_slurm_for_loss(job: Job, slurm: "Slurm") -> int:
-    """Return 1 if Slurm ends the job although srun exited 0, as after the loss of a node."""
-    from slipway.common.node.slurm_states import is_ending
-
-    state = slurm.squeue_state(slurm.job_id)
-    ending = is_ending(state)
-    if ending is None:
-        says = f": squeue says {state}" if state else ""
-        job.say(f"whether Slurm ended it could not be asked{says}")
-    elif ending:
-        job.say(f"Slurm is ending it ({state})")
-    return int(bool(ending))
 
 
 def _say(message: str, stream: Optional[IO[str]] = None) -> None:

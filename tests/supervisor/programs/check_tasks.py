@@ -24,9 +24,10 @@ from slipway.common.node.settings import (
     Settings,
     fill_in,
 )
-from slipway.supervisor import detectors, hooks, images, main, srun, tasks, termination, time_limit
+from slipway.supervisor import detectors, hooks, images, main, srun, step, tasks, termination, time_limit
 from slipway.supervisor.job import Job
-from slipway.supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
+from slipway.supervisor.nodes import HOSTS_FD, Nodes, find_nodes
+from slipway.supervisor.rendezvous import free_port
 from slipway.supervisor.slurm import JobRecord
 from slipway.supervisor.tasks import Signalled, Signals, map_signals, run, run_before
 
@@ -406,7 +407,7 @@ def killed_by(waits):
 
 def run_tasks(job, command, signals, slurm=None):
     ending = termination.Termination(job, slurm)
-    return main._run_tasks(job, time_limit.TimeLimit(job, slurm), command, signals, ending, [])
+    return step.run_tasks(job, time_limit.TimeLimit(job, slurm), command, signals, ending, [])
 
 
 class LostLaunch(WithSignals):
@@ -529,6 +530,7 @@ class Places(unittest.TestCase):
                 stream.write("#!/bin/sh\necho asked\necho $3\n")
             os.chmod(directory + "/scontrol", 0o755)
             os.environ.update(PATH=directory, SLURM_JOB_ID="17", SLURM_JOB_NODELIST="n[1-2]")
+            slurms = Settings("r", 1, "t", directory, "s", "l", SLURM, "megatron", nodes=1)
             for answer, hosts in ((b"n1\nn2\n", ["n1", "n2"]), (b"", ["asked", "n[1-2]"])):
                 read_end, write_end = os.pipe()
                 os.write(write_end, answer)
@@ -536,9 +538,19 @@ class Places(unittest.TestCase):
                 os.dup2(read_end, HOSTS_FD)
                 if read_end != HOSTS_FD:
                     os.close(read_end)
-                self.assertEqual(rendezvous(SLURM, None).hosts, hosts)
+                self.assertEqual(find_nodes(slurms).choose(), hosts)
                 with self.assertRaises(OSError):  # the tasks do not inherit it
                     os.fstat(HOSTS_FD)
+
+    def test_tasks_run_on_the_first_hosts_that_are_not_left_out(self):
+        nodes = Nodes(["n1", "n2", "n3"], 2)
+        self.assertEqual(nodes.choose(), ["n1", "n2"])
+        nodes.leave_out("n1", "its GPU is gone")
+        nodes.leave_out("n1", "and it is slow")
+        self.assertEqual((nodes.choose(), nodes.has_enough()), (["n2", "n3"], True))
+        self.assertEqual(nodes.left_out, {"n1": "its GPU is gone"})
+        nodes.leave_out("n3", "it does not answer")
+        self.assertFalse(nodes.has_enough())
 
     def test_placeholders_are_the_commands_and_not_the_payloads(self):
         command = [
