@@ -101,8 +101,8 @@ FIRST = (
         "stop",
         r"^code=17 ",
         "Megatron computed a suspicious result again and rejects it (exit code 17), and would after a resume",
-        "the log has the diagnosis, `Possible transient error`, `persistent error` or `Correct result`: examine"
-        " the node that it names, or the data; then go on from an earlier checkpoint",
+        "the log has the diagnosis, `Possible transient error`, `persistent error` or `Correct result`:"
+        " examine the node that it names, or the data; then go on from an earlier checkpoint",
         line=r"Possible (transient|persistent) error!|Correct result \(but possible Application error\)",
     ),
     FailureRule(
