@@ -143,7 +143,7 @@ def _find_facts(job: Job) -> Facts:
             None if job.by_hand else marks.job_of(job.directory, job.link + 1) is not None,
             job.began + seconds if seconds else None,
         ),
-        JobState("RUNNING", False, float(job.began)),
+        JobState("RUNNING", False, float(job.tasks_began)),
     )
 
 
