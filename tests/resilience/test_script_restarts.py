@@ -67,7 +67,7 @@ CASES = {
     "its own limit": ("exit 75", [], "", 1, "left", "continue", "it left, as it was asked to"),
     "the time is short": (
         "exit 1", [], f"JobState=RUNNING {NO_REASON} TimeLimit=01:00:00 EndTime={time.time() + 330:.0f}",
-        1, "failed", "continue", "not start its tasks again: 3[0-9][0-9] seconds are left of its time limit",
+        1, "failed", "continue", "not start its tasks again: [0-9]+ seconds are left of its time limit",
     ),
     "Slurm ends it": (
         "exit 1", [], "JobState=COMPLETING Reason=TimeLimit PreemptTime=None",
