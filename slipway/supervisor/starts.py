@@ -127,6 +127,9 @@ class Starts:
         job.leave(_name_mark(job.restarts + 1), judged.fields)
         self.job = job._replace(restarts=job.restarts + 1, restarted=int(time.time()))
         link.restart(self.job, judged.step.failures)
+        from slipway.supervisor.watching import tell_restart  # late: it imports much
+
+        tell_restart(self.job, ending)
         job.say(f"{ending.why}: starts its tasks again, {self.job.restarts} of at most {most} times")
         signals.check()
         return True

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections import deque
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from slipway.common.files import write_atomic
 from slipway.common.node import checkpoints, marks
@@ -28,8 +28,8 @@ from slipway.watch.detectors import FIRING, QUIET, Reading, read_all
 from slipway.watch.pace import Schedule
 from slipway.watch.windows import ChainState, DiskSpace, Facts, JobState, Window, measure_disk
 
-# The name of the alert that a run ended before its training was done.
-ENDED = "ended"
+# The names of the alerts that a run ended before its training was done, and that its tasks start again.
+ENDED, RESTARTED = "ended", "restarted"
 
 # As many deliveries may take their longest time before all are ended: those that were not made come next.
 _DELIVERIES = 20
@@ -78,7 +78,8 @@ class _Watch:
             "verdict": None,
         }
         _leave_sign(job, facts.time)
-        for message in _record(job, [*readings, Reading(ENDED, QUIET, "the run goes on")]):
+        quiet = [Reading(name, QUIET, "the run goes on") for name in (ENDED, RESTARTED)]
+        for message in _record(job, [*readings, *quiet]):
             job.say(f"watch: {message.event}: {message.why} ({message.name})")
             if message.reaction == _HOLD:
                 _hold_successors(job)
@@ -207,12 +208,27 @@ def tell_end(job: Job, ending: Ending, goes_on: bool) -> None:
     """
     if goes_on and ending.verdict != "done":
         return
+
+    def tell() -> None:
+        _record_end(job, ending)
+        _deliver_last(job)
+
+    _call_in_child(job, tell)
+
+
+def tell_restart(job: Job, ending: Ending) -> None:
+    """Record, to be told while the tasks run again, that they ended and start once more."""
+    reading = Reading(RESTARTED, FIRING, f"the tasks start again: {ending.why}", since=time.time())
+    _call_in_child(job, lambda: _record(job, [reading]))
+
+
+def _call_in_child(job: Job, call: Callable[[], object]) -> None:
+    """Call a function in another process for a while: a file system or a receiver may hang."""
     process = os.fork()
     if not process:
         try:
-            with job.best_effort("people are not told of its end"):
-                _record_end(job, ending)
-                _deliver_last(job)
+            with job.best_effort("people are not told of the end of its tasks"):
+                call()
         finally:
             os._exit(0)
     end = time.monotonic() + _LAST_SECONDS
@@ -240,4 +256,5 @@ def _record_end(job: Job, ending: Ending) -> None:
     if ending.verdict == "done" or ending.rule == "cancelled":
         _record(job, [Reading(name, QUIET, ending.why) for name in names])
     elif ending.rule not in names:  # a detector that ended the tasks has an alert already
-        _record(job, [Reading(ENDED, FIRING, f"the run has ended: {ending.why}", since=time.time())])
+        over = Reading(RESTARTED, QUIET, ending.why)
+        _record(job, [over, Reading(ENDED, FIRING, f"the run has ended: {ending.why}", since=time.time())])
