@@ -4,6 +4,7 @@ A new start needs no place in the queue. It leaves a mark of its own, first with
 so that the next link judges rightly whenever the supervisor dies.
 """
 
+import itertools
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -22,8 +23,10 @@ from slipway.supervisor.tasks import Signals
 from slipway.supervisor.termination import Termination
 from slipway.supervisor.time_limit import TimeLimit
 
-# Seconds for the end of a killed step: Slurm itself gives up on one after `UnkillableStepTimeout`, 60.
-_STEP_SECONDS, _FIRST_PAUSE, _LONGEST_PAUSE = 90.0, 0.25, 4.0
+# Seconds for the end of a killed step: Slurm itself gives up on one after `UnkillableStepTimeout`, 60. No step
+# ends on a node that Slurm cannot reach.
+_STEP_SECONDS, _UNREACHED_SECONDS = 90.0, 15.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
 
 
 class Starts:
@@ -158,22 +161,21 @@ class Starts:
         if self.job.settings.scheduler == LOCAL:
             return ""
         name = self.job.environment.get("SLURM_JOB_NAME", "")
-        deadline, turn = time.monotonic() + _STEP_SECONDS, 0
-        while True:
-            steps = self._slurm.find_steps(name)
+        began = time.monotonic()
+        for turn in itertools.count():
+            steps, waited = self._slurm.find_steps(name), time.monotonic() - began
             if not steps:
                 return "" if steps is not None else "whether its step is gone could not be asked"
-            if time.monotonic() > deadline:
-                break
+            stuck = self._slurm.down_nodes(self.hosts) if waited > _UNREACHED_SECONDS else []
+            if stuck and self._nodes.can_spare([*stuck, *ending.nodes]):
+                for node in stuck:
+                    self._nodes.leave_out(node, "its tasks could not be ended")
+                return ""
+            if waited > _STEP_SECONDS:
+                return f"its step {steps[0]} could not be ended"
             self._slurm.kill(steps)
-            turn += 1
             signals.sleep(double_wait(turn, _FIRST_PAUSE, _LONGEST_PAUSE))
-        stuck = self._slurm.down_nodes(self.hosts)
-        if stuck and self._nodes.can_spare([*stuck, *ending.nodes]):
-            for node in stuck:
-                self._nodes.leave_out(node, "its tasks could not be ended")
-            return ""
-        return f"its step {steps[0]} could not be ended"
+        return ""
 
 
 def _name_mark(number: int) -> str:

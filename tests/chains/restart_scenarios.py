@@ -57,7 +57,7 @@ def _wait(runs: ChainRuns, training: Training, start: int, steps: int = EVERY + 
 
 def _find_srun(runs: ChainRuns, job: str) -> int:
     """Return the srun of a job's tasks, which has started another one."""
-    own = {"SLURM_JOB_ID": job, "SLURM_CONF": runs.env["SLURM_CONF"]}
+    own = {"SLURM_JOB_ID": job, "SLURM_CONF": runs.environment["SLURM_CONF"]}
     names = {pid: Path(f"/proc/{pid}/comm") for pid in state.processes()}
     sruns = [pid for pid, name in names.items() if name.exists() and name.read_text().strip() == "srun"]
     return min(pid for pid in sruns if own.items() <= state.environment(pid).items())
