@@ -23,6 +23,7 @@ from launcher.rendering.render import render
 from launcher.runs import provenance
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, TEMPLATES, next_launch_number
 from launcher.runs.trust import why_untrusted
+from launcher.stages.health import GATED_STAGES
 from launcher.stages.planning import plan_launch, prepare_launch, split_by_stage, stage_name
 
 if TYPE_CHECKING:
@@ -191,12 +192,16 @@ def _check_resilience(composition: Composition, names: Sequence[str]) -> None:
     settings = composition.config.resilience
     asks = {"links": settings.links > 1, "nodes": settings.nodes, "save_before_end": settings.save_before_end}
     asks[""] = any(asks.values())
+    gated = {"health": settings.health != "off", "spares": settings.spares, "restarts": settings.restarts}
+    stages = " or a ".join(GATED_STAGES)
     for override in map(parse_override, composition.overrides):
         node, _, name = override.key.partition(".")
-        why = "only a training is a chain of jobs, and saves before its end" if asks.get(name) else ""
-        if name == "restarts" and settings.restarts and "command" not in names:
-            why = "only the tasks of a training or of a command start again"
-        if node == "resilience" and why and "training" not in names:
+        why = ""
+        if asks.get(name) and "training" not in names:
+            why = "only a training is a chain of jobs, and saves before its end"
+        if gated.get(name) and not set(names) & set(GATED_STAGES):
+            why = f"only jobs of a {stages} ask nodes for their health, and start their tasks again"
+        if node == "resilience" and why:
             message, hint = f"{override.text}: {why}", f"stages=[{','.join(names)}] without it"
             raise UserError(message, key=override.key, hint=hint)
 

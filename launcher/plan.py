@@ -18,7 +18,8 @@ from slipway.arithmetic.gpus import Gpu
 class Resources:
     """The resources that a job requests.
 
-    `nodes` is the least that it starts with where `max_nodes` is set, and else how many it gets.
+    `nodes` is the least that it starts with where `max_nodes` is set, and else how many its tasks get;
+    `spares` are requested in addition, in place of those that are not healthy.
     `tasks_per_node` is one task, so one process, per GPU. `gpu` is the type of GPU that estimates count with,
     a name of `slipway.arithmetic.gpus`; `gpu_type` is the one that `cluster.gres` names, in the site's words;
     and `gpu_types` are GPUs that the site adds to the table, or changes. `memory` is per node, in Slurm's
@@ -39,6 +40,7 @@ class Resources:
     exclusive: bool | Literal["user", "mcs", "topo"] = False
     time_limit: str | None = None
     gpu_types: Mapping[str, Gpu] = field(default_factory=dict)
+    spares: int = 0
 
     @property
     def tasks(self) -> int:
@@ -142,6 +144,14 @@ class Chain:
     restarts: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The request to each node for its health: the paths that the tasks need, and the site's own tool."""
+
+    paths: tuple[str, ...]
+    command: tuple[str, ...] = ()
+
+
 # A reference to a variable of the shell.
 REFERENCE = r"(?a:\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<name>[A-Za-z_]\w*)))"
 # Variables that the supervisor exports for all tasks.
@@ -183,6 +193,7 @@ class Job:
     profile: Profile | None = None
     vboost: bool = False
     chain: Chain = Chain()
+    health: Health | None = None
     every: int | None = None
     merge_stderr: bool = True
     directories: Mapping[Path, str | None] = field(default_factory=dict)

@@ -179,6 +179,7 @@ def _attempt_cells(row: AttemptRow) -> list[str]:
 def _attempt_notes(row: AttemptRow) -> list[str]:
     """Return the reason for the end of an attempt and, of a link, the nodes that it excluded."""
     excluded = [f"excluded nodes: {row.attempt.avoids}"] if row.attempt.avoids else []
+    excluded += [f"without {row.attempt.left_out}"] if row.attempt.left_out else []
     damaged = [checkpoint.line() for checkpoint in row.damaged]
     return [*excluded, *damaged, *_reasons(row.state, row.reason, row.reading)]
 
@@ -199,6 +200,7 @@ def _launch_notes(row: LaunchRow) -> list[str]:
     alerts = [f"{'alert' if alert.is_open else 'over'}: {alert.first.why}" for alert in row.alerts]
     return [
         *notices,
+        *([f"without {row.left_out}"] if row.left_out else []),
         *alerts[-_MOST_ALERTS:],
         *damaged,
         *_reasons(row.status.state.value, reason, row.reading),

@@ -181,6 +181,10 @@ class NodeRange(StrictModel):
     max: Whole = Field(ge=1)
 
 
+def _name_off(value: Any) -> Any:
+    return "off" if value is False else value  # YAML's word for false
+
+
 class Resilience(StrictModel):
     """Settings for a job that ends before its training does."""
 
@@ -192,6 +196,9 @@ class Resilience(StrictModel):
     exclude_hours: float = Field(ge=0, le=87600)
     after_stage: Literal["afterok", "afterany"]
     nodes: NodeRange | None
+    health: Annotated[Literal["off", "quick", "full"], BeforeValidator(_name_off)] = "off"
+    health_command: LineList = Field(default_factory=list)
+    spares: Whole = Field(default=0, ge=0, le=1000)
 
 
 @dataclass(frozen=True)

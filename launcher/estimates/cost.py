@@ -112,7 +112,8 @@ def estimate_cost(plan: Plan, gpu_types: Sequence[str] = ()) -> Cost | None:
         world = "NeMo" if speed.compiles(layout) else _WORLDS[job.engine]
         mfu, source = at_peak / step, _source(work, gpu.generation, speed, world, assumptions.attained)
     seconds = amount.tokens // model.tokens * step / parallel.batch
-    hours, price = amount.gpus * seconds / 3600, assumptions.gpu_hour_price
+    gpus = amount.gpus + job.resources.spares * parallel.devices  # spares are paid for too
+    hours, price = gpus * seconds / 3600, assumptions.gpu_hour_price
     return Cost(
         **asdict(amount),
         peak=gpu.peak,

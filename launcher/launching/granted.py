@@ -27,7 +27,7 @@ def granted(plan: Plan, facts: Facts, job_id: str) -> dict[str, dict[str, str]]:
     question += [f"--Format={_FORMAT}", f"--jobs={job_id}"]
     values = ask_at_once({"job": question}, plan.slurm_conf)["job"].text.split(SEPARATOR)
     queue, resources = plan.job.queue, plan.job.resources
-    nodes = None if resources.is_elastic else str(resources.nodes)
+    nodes = None if resources.is_elastic else str(resources.nodes + resources.spares)
     asked = (queue.partition, queue.account, nodes, resources.time_limit)
     return {
         name: {"asked": wish, "granted": value}

@@ -85,6 +85,7 @@ class AttemptRow:
             **attributes(attempt, "exit_code", "started", "ended"),
             "node_list": attempt.nodes,
             "avoids": attempt.avoids,
+            "left_out": attempt.left_out,
             "failures_before": attempt.failures,
             "reading": self.reading.to_json() if self.reading else None,
             "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
@@ -96,7 +97,8 @@ class AttemptRow:
 class LaunchRow:
     """A launch; its `status` has the reason if its manifest cannot be read.
 
-    `reading` is the diagnosis of its job's end if it had one attempt; otherwise `attempts` have theirs.
+    `reading` is the diagnosis of its job's end, and `left_out` are its nodes without tasks, if it had one
+    attempt; otherwise `attempts` have theirs.
     """
 
     number: int
@@ -107,6 +109,7 @@ class LaunchRow:
     changes: Changes = field(default_factory=Changes)
     reading: Diagnosis | None = None
     damaged: Sequence[DamagedCheckpoint] = ()
+    left_out: str | None = None
 
     @property
     def _manifest(self) -> Manifest | None:
@@ -232,6 +235,7 @@ def _row(status: LaunchStatus, before: Launch | None) -> LaunchRow:
         started=first.started if first else None,
         changes=changes,
         damaged=damaged,
+        left_out=first.left_out if first and not several else None,
         # A job without a verdict is of an earlier version, or lost its node: its state is enough.
         reading=_reading(launch, first, status) if not several and first and first.verdict else None,
     )

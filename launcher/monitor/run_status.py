@@ -171,6 +171,12 @@ class StatusRow(LaunchStatus):
         """The keys by which it is a different training than an earlier launch of the run."""
         return difference_of(self.launch.manifest) if self.launch else None
 
+    @property
+    def left_out(self) -> str | None:
+        """The nodes of the running job that its tasks do not run on, each with the reason."""
+        attempts = self.launch.attempts if self.launch and self.state is State.RUNNING else []
+        return attempts[-1].left_out if attempts else None
+
     def cells(self) -> dict[str, str]:
         """Return the values of the columns, by their names."""
         progress, launch = self.progress, self.launch
@@ -183,6 +189,7 @@ class StatusRow(LaunchStatus):
         granted = manifest.granted_text if manifest and self.state.is_live else None
         said = self.full_reason or ""  # no alert says it again
         alerts = [alert.newest.why for alert in self.alerts if not (said and _says(alert, said))]
+        notes = [self.left_out and f"without {self.left_out}", granted, differs]
         values = {
             "RUN": self.run,
             "LAUNCH": self.number,
@@ -200,9 +207,7 @@ class StatusRow(LaunchStatus):
             "RESTARTS": self.restarts + self.task_restarts or None,
             "NODELIST": self.nodes,
             "USER": manifest.user if manifest and manifest.user != _me() else None,
-            REASON: "; ".join(
-                filter(None, [self.full_reason, *alerts, granted, differs, summary(self.damaged)])
-            ),
+            REASON: "; ".join(filter(None, [self.full_reason, *alerts, *notes, summary(self.damaged)])),
         }
         return {name: escape(tables.text(value)) for name, value in values.items()}
 
@@ -225,6 +230,7 @@ class StatusRow(LaunchStatus):
             **attributes(self.launch, "nodes"),
             **attributes(manifest, "tasks_per_node"),
             "node_list": self.nodes,
+            "left_out": self.left_out,
             "restarts": self.restarts,
             "task_restarts": self.task_restarts,
             "tasks": {task: state.value for task, state in self.tasks.items()},

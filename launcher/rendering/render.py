@@ -16,7 +16,7 @@ from launcher.rendering.quoting import RawShell, blaming_templates, expand, temp
 from launcher.rendering.slurm_flags import header_lines, salloc_arguments, srun_arguments
 from launcher.rendering.supervision import supervisor_settings
 from launcher.slurm.environment import INHERITED_PREFIXES
-from slipway.common.node.settings import CONTAINER, to_json
+from slipway.common.node.settings import CONTAINER, HOSTS, to_json
 
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
@@ -116,7 +116,11 @@ def _arguments(plan: Plan) -> tuple[Any, ...]:
 
 def _srun_arguments(plan: Plan) -> list[str]:
     """Return the arguments of srun; a session has no supervisor, and names its container itself."""
-    arguments = srun_arguments(plan.job)
+    arguments, resources = srun_arguments(plan.job), plan.job.resources
+    if resources.spares:  # the job chooses the nodes of its tasks
+        counts = {"nodes": resources.nodes, "ntasks": resources.tasks, "nodelist": HOSTS}
+        counts["ntasks-per-node"] = resources.tasks_per_node
+        arguments = [*(f"--{name}={value}" for name, value in counts.items()), *arguments]
     if plan.job.stage not in _OF_STAGE:
         return arguments
     named, by_itself = f"--container-name={CONTAINER}", RawShell('--container-name="$SLIPWAY_CONTAINER"')

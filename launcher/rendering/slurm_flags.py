@@ -212,7 +212,7 @@ def _flags(plan: Plan) -> list[tuple[str, Any]]:
 
 def _nodes(resources: Resources) -> str:
     least, most = resources.nodes, resources.max_nodes
-    return str(least) if most is None else f"{least}-{most}"
+    return str(least + resources.spares) if most is None else f"{least}-{most}"
 
 
 def _tasks_per_node(resources: Resources) -> int | None:

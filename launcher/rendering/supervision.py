@@ -12,10 +12,10 @@ from pathlib import Path
 
 import slipway.supervisor
 from launcher.config.watch_schema import watch_settings
-from launcher.plan import Container, Plan
+from launcher.plan import Container, Job, Plan
 from launcher.rendering.slurm_flags import host_arguments
 from launcher.slurm.notations import limit_seconds
-from slipway.common.node.settings import ChainSettings, ContainerSettings, Settings
+from slipway.common.node.settings import ChainSettings, ContainerSettings, HealthSettings, Settings
 
 _PACKAGE = Path(slipway.supervisor.__file__).parent
 # The modules beside it that the supervisor needs, in the syntax of Python 3.6.
@@ -106,7 +106,17 @@ def supervisor_settings(plan: Plan) -> Settings:
         metrics=f"{results}/{paths.metrics.name}",
         watch=watch_settings(plan.watch),
         tell=plan.watch.tell.model_dump(),
+        spares=job.resources.spares,
+        health=_health(job),
     )
+
+
+def _health(job: Job) -> HealthSettings | None:
+    if job.health is None:
+        return None
+    on_gpus = (job.config or {}).get("trainer", {}).get("accelerator") in ("gpu", "cuda")
+    gpus = job.resources.tasks_per_node if on_gpus else 0
+    return HealthSettings(gpus, job.health.paths, job.health.command)
 
 
 def _container(container: Container | None) -> ContainerSettings | None:

@@ -19,6 +19,7 @@ from launcher.slurm.cluster import gpus_in_gres
 from launcher.slurm.queue_flags import QueueFlags
 from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
+from launcher.stages.health import add_spares, health_of
 from launcher.stages.names_and_paths import check_variables, is_program, require_program
 from launcher.stages.stage import StageRun
 from slipway.arithmetic.gpus import GPUS, Gpu, MissingFigures, add_site, find_gpus, gres_type, normalize
@@ -61,13 +62,14 @@ def stage_job(
         run.paths.run_dir: f"{run.stage}.run.results_dir",
         **{path: key for path, key in directories.items() if key is not None},
     }
+    image = container(config, writable, readable or {})
     return Job(
         stage=run.stage,
         engine=engine,
-        resources=requested,
+        resources=add_spares(config, run.stage, requested),
         queue=queue(cluster, run.node),
         payload=payload,
-        container=container(config, writable, readable or {}),
+        container=image,
         stage_config=stage_config,
         environment=environment(config) if variables is None else variables,
         expansions=_expansions(config),
@@ -76,6 +78,7 @@ def stage_job(
         task_prefix=tuple(cluster.task_prefix),
         merge_stderr=cluster.stderr_to_stdout,
         chain=Chain(exclude_hours=config.resilience.exclude_hours),
+        health=health_of(config, run.stage, image, [run.paths.run_dir, *directories, *(readable or {})]),
         directories=directories,
     )
 

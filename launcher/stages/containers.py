@@ -163,10 +163,10 @@ def mounts_of(
 
     A read-only directory below or equal to a writable one is not mounted again: it would cover that.
     """
-    ours = [_mount_path(path, writable[path]) for path in _select_outermost(writable)]
+    ours = [_mount_path(path, writable[path]) for path in select_outermost(writable)]
     ours += [
         _mount_path(path, readable[path], "ro")
-        for path in _select_outermost(readable)
+        for path in select_outermost(readable)
         if not _is_within(path, writable)
     ]
     theirs = [_parse(text) for text in texts]
@@ -191,7 +191,7 @@ def _is_within(path: Path, others: Iterable[Path]) -> bool:
     return any(path.is_relative_to(other) for other in others)
 
 
-def _select_outermost(paths: Iterable[Path]) -> list[Path]:
+def select_outermost(paths: Iterable[Path]) -> list[Path]:
     return [path for path in paths if not _is_within(path, [other for other in paths if other != path])]
 
 

@@ -16,7 +16,8 @@ it is missing.
 Within RUNS the tasks may be started again (`why_not_again`), as often as `ChainSettings.restarts` says.
 
 A failure is a start of the tasks that ended without a newer checkpoint than it began with. Links that were
-preempted or requeued do not count. A newer checkpoint forgives all failures before it.
+preempted or requeued, or left because of sick nodes, do not count. A newer checkpoint forgives all failures
+before it.
 """
 
 from enum import Enum
@@ -55,7 +56,7 @@ class Ending(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        return self.rule not in ("preempted", "ended_by_user")
+        return self.rule not in ("preempted", "ended_by_user", "sick_node")
 
     @property
     def is_final(self) -> bool:

@@ -12,6 +12,7 @@ from slipway.common.files import read_json
 from slipway.common.node import marks, settings
 from slipway.common.node.settings import LOCAL, SLURM
 from slipway.supervisor.job import Job, Leave, Unusable, print_traceback
+from slipway.supervisor.nodes import SickNodes
 from slipway.supervisor.tasks import Signalled, Signals, run_before
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ def _main(arguments: Sequence[str]) -> int:
     sys.stderr = io.TextIOWrapper(sys.stderr.buffer, "utf-8", "surrogateescape", line_buffering=True)
     _forget_locale()
     directory = os.path.dirname(os.path.abspath(sys.argv[0]))
+    if arguments[:1] == ["health"] and len(arguments) == 2:
+        from slipway.supervisor.health import answer  # late: jobs themselves need none of it
+
+        return answer(arguments[1])
     is_point = arguments[:1] == ["point"] and len(arguments) > 1
     if not is_point and "--" not in arguments[1:-1]:
         print(_USAGE, file=sys.stderr)
@@ -211,6 +216,8 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
         starts.run(command, signals)
     except Signalled:
         starts.code = _ENDED_EARLY
+    except SickNodes as sick:
+        starts.give_up(sick)
     except OSError as error:
         job.say(str(error), sys.stderr)
     except Leave:

@@ -3,9 +3,12 @@
 import os
 import select
 import subprocess
-from typing import Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence
 
 from slipway.common.node.settings import ALLOCATION, LOCAL, Settings
+
+if TYPE_CHECKING:
+    from slipway.supervisor.hooks import Verdict
 
 _SECONDS = 60
 # The script asks for the hosts while Python starts: Slurm's answer is there.
@@ -35,18 +38,27 @@ class Nodes:
 
     def has_enough(self) -> bool:
         """Return True if the tasks can run on what is left."""
-        return len(self._usable()) >= (self.count or len(self.hosts))
+        return len(self.list_usable()) >= (self.count or len(self.hosts))
 
     def can_spare(self, hosts: Sequence[str]) -> bool:
         """Return True if the tasks can run without these as well."""
-        return len(set(self._usable()) - set(hosts)) >= (self.count or len(self.hosts))
+        return len(set(self.list_usable()) - set(hosts)) >= (self.count or len(self.hosts))
 
     def choose(self) -> List[str]:
         """Return the hosts for the tasks, in Slurm's order."""
-        return self._usable()[: self.count]
+        return self.list_usable()[: self.count]
 
-    def _usable(self) -> List[str]:
+    def list_usable(self) -> List[str]:
+        """Return the hosts that are not left out."""
         return [host for host in self.hosts if host not in self.left_out]
+
+
+class SickNodes(Exception):
+    """The tasks cannot run: too few of these hosts are healthy, or the supervisor's own is sick."""
+
+    def __init__(self, hosts: List[str], verdict: "Verdict") -> None:
+        super().__init__(verdict.why)
+        self.hosts, self.verdict = hosts, verdict
 
 
 def find_nodes(settings: Settings) -> Nodes:
@@ -61,7 +73,8 @@ def find_nodes(settings: Settings) -> Nodes:
         return Nodes(["localhost"])
     hosts = _hosts_of_script() or _hosts(os.environ["SLURM_JOB_NODELIST"])
     # The job does not use all of its allocation.
-    return Nodes(hosts, settings.nodes if settings.scheduler == ALLOCATION else None)
+    is_part = settings.scheduler == ALLOCATION or settings.spares
+    return Nodes(hosts, settings.nodes if is_part else None)
 
 
 def _hosts_of_script() -> List[str]:

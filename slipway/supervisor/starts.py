@@ -16,15 +16,15 @@ from slipway.supervisor.hooks import Verdict
 from slipway.supervisor.job import Job
 from slipway.supervisor.judgement import must_continue
 from slipway.supervisor.link import Judged, Link
-from slipway.supervisor.nodes import Nodes, find_nodes
+from slipway.supervisor.nodes import Nodes, SickNodes, find_nodes
 from slipway.supervisor.slurm import Slurm
 from slipway.supervisor.step import ask_slurm_for_loss, meet, prepare_command, run_tasks
 from slipway.supervisor.tasks import Signals
 from slipway.supervisor.termination import Termination
 from slipway.supervisor.time_limit import TimeLimit
 
-# Seconds for the end of a killed step: Slurm itself gives up on one after `UnkillableStepTimeout`, 60. No step
-# ends on a node that Slurm cannot reach.
+# Seconds for the end of a killed step: Slurm itself gives up on one after `UnkillableStepTimeout`, 60. No
+# step ends on a node that Slurm cannot reach.
 _STEP_SECONDS, _UNREACHED_SECONDS = 90.0, 15.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
 
@@ -62,6 +62,8 @@ class Starts:
         ------
         Signalled
             If the job was signalled while no tasks ran.
+        SickNodes
+            If too few nodes are healthy; `give_up` notes it.
         OSError
             If Slurm does not name the nodes, or there is no such program.
         """
@@ -70,9 +72,19 @@ class Starts:
         while self._prepare_another(signals):
             self._run_once(command, signals)
 
+    def give_up(self, sick: SickNodes) -> None:
+        """Note that the tasks do not start because of sick nodes."""
+        self.hosts, self.verdict = sick.hosts, sick.verdict
+        if not self.job.restarts:
+            self._mark_start()
+
     def _run_once(self, command: Sequence[str], signals: Signals) -> None:
         job, self.code, self.verdict = self.job, 1, None
         termination = Termination(job, self._slurm)
+        if job.settings.health:
+            from slipway.supervisor.gate import pass_gate  # late: most jobs have none
+
+            pass_gate(job, self._nodes, job.settings.health, self._link.later, signals)
         self.hosts = self._nodes.choose()
         meet(job, self.hosts)
         self._mark_start()
@@ -91,7 +103,9 @@ class Starts:
     def _mark_start(self) -> None:
         """Leave the mark of a start: the first one's is that of the job."""
         job, fields = self.job, dict(self._ended)
-        fields.update(started=int(time.time()), nodes=",".join(self.hosts), time_limit=self._limit.seconds)
+        left_out = "; ".join(f"{host}: {why}" for host, why in self._nodes.left_out.items())
+        fields.update(started=int(time.time()), nodes=",".join(self.hosts), left_out=left_out)
+        fields["time_limit"] = self._limit.seconds
         with job.best_effort("its place in the chain is not known"):
             fields.update(self._link.fields())
         if job.restarts:

@@ -47,7 +47,8 @@ def prepare_command(job: Job, command: Sequence[str], hosts: Sequence[str], sign
     count = str(len(hosts))
     on_each_node = [
         "srun",
-        *(["--overlap", "--nodelist=" + values[HOSTS]] if scheduler == ALLOCATION else []),
+        *(["--overlap"] if scheduler == ALLOCATION else []),
+        *(["--nodelist=" + values[HOSTS]] if scheduler == ALLOCATION or job.settings.spares else []),
     ]
     on_each_node += ["--export=ALL", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1"]
     on_each_node += job.settings.host_arguments

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from launcher.checks.findings import Check, Finding, Severity, check, error, warning
-from launcher.checks.rules.resources import ELASTIC_NODES
+from launcher.checks.rules.resources import ELASTIC_NODES, SPARES
 from launcher.checks.rules.runs import limit_key
 from launcher.errors import did_you_mean
 from launcher.estimates.parallelism import NODES
@@ -40,7 +40,9 @@ class ClusterRequest:
 
     def __init__(self, plan: Plan, cluster: ClusterFacts, array_tasks: int | None = None) -> None:
         self.plan, self.cluster = plan, cluster
-        self.job, self.queue, self.resources = plan.job, plan.job.queue, plan.job.resources
+        self.job, self.queue, resources = plan.job, plan.job.queue, plan.job.resources
+        # To Slurm, the spare nodes are as the others.
+        self.resources = replace(resources, nodes=resources.nodes + resources.spares, spares=0)
         # Tasks of the plan's own array; 0 without one.
         array = self.queue.further.get("array")
         self.own_tasks = (
@@ -116,6 +118,8 @@ class ClusterRequest:
     def nodes_key(self) -> tuple[str, object]:
         """The key that sets the job's number of nodes, with its value."""
         resources = self.resources
+        if self.job.resources.spares:
+            return SPARES, self.job.resources.spares
         if resources.is_elastic:
             return ELASTIC_NODES, f"{resources.nodes}-{resources.max_nodes}"
         if self.job.stage == "command":

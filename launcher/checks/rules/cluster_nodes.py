@@ -9,7 +9,7 @@ from typing import NamedTuple
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, check, error, skip_check, warning
 from launcher.checks.rules.cluster import PARTITION, ClusterRequest, NodeResources, cluster_check
-from launcher.checks.rules.resources import ELASTIC_NODES
+from launcher.checks.rules.resources import ELASTIC_NODES, SPARES
 from launcher.errors import did_you_mean
 from launcher.estimates.parallelism import DEVICES, gpu_of
 from launcher.estimates.values import Values, count, full
@@ -262,6 +262,9 @@ def _node_description(request: ClusterRequest) -> str:
 
 def _suggest_fewer_nodes(request: ClusterRequest, most: int, can: str = "run") -> str | None:
     """Suggest the largest available number of nodes."""
+    if spares := request.job.resources.spares:
+        left = most - request.job.resources.nodes
+        return f"{SPARES}={left} is the largest that could {can}" if 0 <= left < spares else None
     is_count = most > 0 and request.has_node_count
     return f"{_count_key(request)}={most} is the largest that could {can}" if is_count else None
 

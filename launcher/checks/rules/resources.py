@@ -15,7 +15,7 @@ from slipway.arithmetic.gpus import gres_type
 
 GPUS = "layout.gpus"
 PER_TASK = "cluster.gpus_per_task"
-ELASTIC_NODES = "resilience.nodes"
+ELASTIC_NODES, SPARES = "resilience.nodes", "resilience.spares"
 _FP8_RECIPE = "model.fp8_recipe"
 # Transformer Engine: scales of blocks are new in Hopper, MXFP8 in Blackwell (common/recipe/__init__.py).
 _CAPABILITIES = {"blockwise": (9, 0), "mxfp8": (10, 0)}

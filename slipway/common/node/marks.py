@@ -60,10 +60,13 @@ _MARK_BYTES = 1 << 20
 _COUNT = r"[0-9]{1,9}"
 _HIGHEST_EXIT_CODE = 255
 _NUMBERS = ("checkpoint", "checkpoint_order", "checkpoint_time", "rank", "step")
-_TEXTS = ("nodes", "avoids", "state", "signal", "host", "rule", "verdict", "excluded", "why", "tag")
+_TEXTS = (
+    "nodes", "avoids", "left_out", "state", "signal", "host", "rule", "verdict", "excluded", "why", "tag",
+)  # fmt: skip
 _LIFE_MARK = rf"(?s)([^.].*)\.(?:{STARTED}|{ENDED}|{RESTARTED}-({_COUNT}))\.json"
 _OF_START = (
-    *("started", "nodes", "avoids", "link", "failures", "checkpoint", "checkpoint_order", "checkpoint_time"),
+    *("started", "nodes", "left_out", "avoids", "link", "failures"),
+    *("checkpoint", "checkpoint_order", "checkpoint_time"),
 )
 _OF_END = (
     *("ended", "exit_code", "signal", "state", "rank", "host", "step", "rule", "verdict", "excluded", "why"),
@@ -96,6 +99,8 @@ class JobAttempt(NamedTuple):
         How many links in a row had ended before it without a new checkpoint.
     avoids
         Nodes that it was not to run on, separated by commas.
+    left_out
+        Nodes of its own that its tasks did not run on, each with the reason.
     state
         Slurm's word for the job when its tasks had ended.
     signal
@@ -128,6 +133,7 @@ class JobAttempt(NamedTuple):
     checkpoint_time: Optional[int] = None
     failures: int = 0
     avoids: Optional[str] = None
+    left_out: Optional[str] = None
     state: Optional[str] = None
     signal: Optional[str] = None
     rank: Optional[int] = None

@@ -81,6 +81,24 @@ class ContainerSettings(NamedTuple):
     name: Optional[str] = None
 
 
+class HealthSettings(NamedTuple):
+    """The request of a job to each of its nodes for its health, before the tasks.
+
+    Attributes
+    ----------
+    gpus
+        GPUs that the tasks need on a node, where Slurm itself gives the step none.
+    paths
+        Directories and files that the tasks need; a file server may be gone.
+    command
+        The site's own tool; empty for none.
+    """
+
+    gpus: int = 0
+    paths: Sequence[str] = ()
+    command: Sequence[str] = ()
+
+
 class Settings(NamedTuple):
     """The launcher's settings for the supervisor.
 
@@ -115,6 +133,10 @@ class Settings(NamedTuple):
         Set the GPUs' boost slider before the tasks start.
     host_arguments
         The site's arguments for srun on the nodes themselves.
+    spares
+        Number of nodes beyond `nodes`, for those that are not healthy.
+    health
+        The request to the nodes before the tasks; ``None`` asks nothing.
     """
 
     run: str
@@ -142,6 +164,8 @@ class Settings(NamedTuple):
     metrics: Optional[str] = None
     watch: Mapping[str, Mapping[str, Any]] = {}
     tell: Mapping[str, Any] = {}
+    spares: int = 0
+    health: Optional[HealthSettings] = None
 
 
 class SweepSettings(NamedTuple):
@@ -165,7 +189,9 @@ def to_json(settings: Settings) -> str:
     """Return the text of ``supervisor.json``."""
     content = settings._asdict()
     content["chain"] = settings.chain._asdict()
-    content["container"] = settings.container._asdict() if settings.container else None
+    for name in ("container", "health"):
+        value = getattr(settings, name)
+        content[name] = value._asdict() if value else None
     return json.dumps(content, indent=2) + "\n"
 
 
@@ -178,11 +204,12 @@ def from_json(content: Dict[str, Any]) -> Settings:
         If a setting is missing, or one is unknown.
     """
     try:
-        container = content.get("container")
+        container, health = content.get("container"), content.get("health")
         values = dict(
             content,
             chain=ChainSettings(**content.get("chain", {})),
             container=ContainerSettings(**container) if container else None,
+            health=HealthSettings(**health) if health else None,
             host_arguments=tuple(content.get("host_arguments", ())),
         )
         return Settings(**values)
