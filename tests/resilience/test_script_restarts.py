@@ -111,3 +111,36 @@ def test_a_signal_to_the_job_ends_it(tmp_path: Path) -> None:
     code, output = chain.run()
     assert (code, len(starts(chain))) == (143, 1), output
     assert chain.end_mark()["signal"] == "TERM"
+
+
+def test_nemo_finds_its_checkpoints_tidied_at_each_start(tmp_path: Path) -> None:
+    """NeMo refuses to begin with a checkpoint that a killed start has left half written."""
+    chain = restarting_chain(tmp_path, "", "engine=nemo", "container=null")
+    saved = chain.plan.paths.checkpoints
+    halves = f"mkdir -p {saved}/x--step=4/weights {saved}/x--step=4-last"
+    halves += f"; touch {saved}/x--step=4-last-unfinished"
+    seen = f"ls {saved} >{tmp_path}/seen; ((start > 1)) || {{ {halves}; exit 1; }}"
+    chain.tasks(COUNTED % (tmp_path, tmp_path) + seen)
+    code, output = chain.run()
+    assert (code, len(starts(chain))) == (0, 2), output
+    assert (tmp_path / "seen").read_text().split() == ["x--step=4", "x--step=4-last"], output
+    assert not list(saved.glob("*-unfinished"))
+    assert "set aside x--step=4-last" in output
+
+
+def test_progress_of_megatron_lm_forgives_failures(tmp_path: Path) -> None:
+    own = ["engine=megatron_lm", "container=null", "resilience.max_failures=2", "resilience.restarts=4"]
+    chain = restarting_chain(tmp_path, "", *own)
+    tracker = chain.plan.paths.checkpoints / "latest_checkpointed_iteration.txt"
+    save = f"mkdir -p {tracker.parent}; ((start > 3)) || echo $((start * 5)) >{tracker}; exit 1"
+    chain.tasks(COUNTED % (tmp_path, tmp_path) + save)
+    _, output = chain.run()
+    attempts = each_start(chain)
+    assert [(each.checkpoint, each.failures) for each in attempts] == [
+        (None, 0),
+        (5, 0),
+        (10, 0),
+        (15, 0),
+        (15, 1),
+    ]
+    assert "stop: 2 starts in a row ended without a new checkpoint" in output

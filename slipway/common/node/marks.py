@@ -63,7 +63,7 @@ _NUMBERS = ("checkpoint", "checkpoint_order", "checkpoint_time", "rank", "step")
 _TEXTS = (
     "nodes", "avoids", "left_out", "state", "signal", "host", "rule", "verdict", "excluded", "why", "tag",
 )  # fmt: skip
-_LIFE_MARK = rf"(?s)([^.].*)\.(?:{STARTED}|{ENDED}|{RESTARTED}-({_COUNT}))\.json"
+_LIFE_MARK = rf"(?s)([^.].*)\.({STARTED}|{ENDED}|{RESTARTED}-{_COUNT})\.json"
 _OF_START = (
     *("started", "nodes", "left_out", "avoids", "link", "failures"),
     *("checkpoint", "checkpoint_order", "checkpoint_time"),
@@ -180,16 +180,15 @@ def read_attempts(
         Return each start of the tasks as an attempt of its own; otherwise one attempt for all of them, with
         the nodes and the checkpoint of the last.
     """
-    contents: Dict[str, Dict[int, Dict[str, Any]]] = {}
-    for name in sorted(names_in(_path(launch_dir))):  # of what both have, the start counts, not the end
+    contents: Dict[str, Dict[str, Mapping[str, Any]]] = {}
+    for name in names_in(_path(launch_dir)):
         match = re.fullmatch(_LIFE_MARK, name)
         if match:
-            mark = contents.setdefault(match[1], {}).setdefault(int(match[2] or 0), {})
-            mark.update(_read(_path(launch_dir, name)))
+            contents.setdefault(match[1], {})[match[2]] = _read(_path(launch_dir, name))
     attempts = [
-        _attempt(stem, start)
+        _attempt(stem, fields)
         for stem, marks in contents.items()
-        for start in _split_starts(marks, each_start)
+        for fields in _split_starts(marks, each_start)
     ]
     return _sort_attempts(
         attempt
@@ -200,22 +199,25 @@ def read_attempts(
     )
 
 
-def _split_starts(marks: Mapping[int, Mapping[str, Any]], each_start: bool) -> List[Dict[str, Any]]:
+def _split_starts(marks: Mapping[str, Mapping[str, Any]], each_start: bool) -> List[Dict[str, Any]]:
     """Return the fields of each start of an attempt's tasks up to its end; all in one without `each_start`.
 
-    The first start and the last end have the number 0; each other mark an end and the start after it, which
-    is missing if the supervisor died or gave up between the two.
+    A mark of a new start has the end before it as well; the start is missing if the supervisor died, or gave
+    up, between the two.
     """
-    common = _select(marks.get(0) or marks[min(marks)], ("job_id", "tag"))
-    starts: List[Dict[str, Any]] = [_select(marks.get(0, {}), _OF_START)]
-    for number, mark in sorted(marks.items()):
-        if number:
-            starts[-1].update(_select(mark, _OF_END))
-        if number and "started" in mark:
+    begun, ended = marks.get(STARTED, {}), marks.get(ENDED, {})
+    again = sorted((int(name.rpartition("-")[2]), mark) for name, mark in marks.items() if "-" in name)
+    if not again:
+        return [{**ended, **begun}]
+    starts = [_select(begun, _OF_START)]
+    for number, mark in again:
+        starts[-1].update(_select(mark, _OF_END))
+        if "started" in mark:
             starts.append(dict(_select(mark, _OF_START), restarts=number))
-    starts[-1].update(_select(marks.get(0, {}), _OF_END))
+    starts[-1].update(_select(ended, _OF_END))
     if not each_start:
-        starts = [dict(starts[-1], started=starts[0].get("started"))]
+        starts = [dict(starts[-1], started=begun.get("started"))]
+    common = _select({**ended, **again[0][1], **begun}, ("job_id", "tag"))
     return [dict(common, **start) for start in starts]
 
 
