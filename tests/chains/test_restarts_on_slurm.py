@@ -20,7 +20,8 @@ def test_a_training_survives_each_crash_inside_its_job(chains: Any) -> None:
     training, report = Training(runs, CRASHED), runs.report(CRASHED)
     starts = read_attempts(runs.launch_directory(CRASHED), each_start=True)
     assert {start.job_id for start in starts} == {runs.jobs.get(CRASHED) or starts[0].job_id}, report
-    assert [start.rule for start in starts] == ["killed", "killed", "out_of_memory", "failed", "done"], report
+    assert [start.rule for start in starts] == ["killed", "failed", "out_of_memory", "failed", "done"], report
+    assert "it was ordered to crash" in (starts[3].why or "")
     assert {start.nodes for start in starts} == {NODES}
     values, expected = training.values_by_step(), Training(runs, STEADY).values_by_step()
     assert values == expected and len(values) == STEPS, report
