@@ -50,8 +50,8 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
         If the job was signalled meanwhile.
     """
     begin = time.monotonic()
-    hosts = nodes.list_usable()
-    findings = _ask_all(job, hosts, health, signals)
+    asked = nodes.list_usable()
+    findings = _ask_all(job, asked, health, signals)
     if not findings:
         return
     sick = judge(findings)
@@ -61,7 +61,8 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
     job.leave(name, {"seconds": round(seconds, 3), "findings": kept}, sync=False)
     for why, hosts in _find_warnings(findings).items():
         job.say(f"{', '.join(hosts[:_MOST_NAMED])}{', ...' if hosts[_MOST_NAMED:] else ''}: {why}")
-    job.say(f"health of {len(hosts)} nodes in {seconds:.1f} s: {len(sick)} sick")
+    count = f"{len(asked)} node{'' if len(asked) == 1 else 's'}"
+    job.say(f"health of {count} in {seconds:.1f} s: {len(sick)} sick")
     if not sick:
         return
     for host, reason in sick.items():
@@ -69,11 +70,11 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
     why = "; ".join(f"{host} is sick: {reason}" for host, reason in sick.items())
     is_own = os.environ.get("SLURMD_NODENAME") in sick
     if nodes.has_enough() and not is_own:
-        job.say(f"goes on without {', '.join(sick)}: {why}")
+        job.say("goes on without " + "; ".join(f"{host}: {reason}" for host, reason in sick.items()))
         later.exclude(list(sick), why, job.claimant)
         return
     row = _count_gates(job) + 1
-    if job.settings.chain.links > 1 and row >= job.settings.chain.max_failures:
+    if job.settings.chain.links > 1 and row > job.settings.chain.max_failures:
         later.exclude(list(sick), why, job.claimant)
         raise SickNodes(nodes.hosts, Verdict(RULE, f"{row} links in a row found sick nodes: {why}"))
     raise SickNodes(nodes.hosts, Verdict(RULE, why, continues=True, nodes=tuple(sick)))
@@ -120,7 +121,7 @@ def judge(findings: Findings) -> Dict[str, str]:
                 own[index] = finding._replace(severity=WARNING)
         reasons = [finding.why for finding in own if finding.severity == SICK]
         if reasons:
-            sick[host] = reasons[0] + (f" and {len(reasons) - 1} more" if reasons[1:] else "")
+            sick[host] = reasons[0] + (f" (and {len(reasons) - 1} more)" if reasons[1:] else "")
     return sick
 
 

@@ -244,6 +244,14 @@ def test_range_above_what_the_partition_gives_is_a_warning(cluster: ClusterFacts
     assert finding.fix == f"resilience.nodes.max={message[-1]}"
 
 
+def test_spare_nodes_count() -> None:
+    assert cluster_findings(plan_with(nodes=3, spares=1), CLUSTER) == []
+    finding = only_finding(plan_with(nodes=3, spares=2), CLUSTER)
+    assert finding.message == "resilience.spares=2: partition gpu has 4 nodes"
+    assert (finding.fix or "").startswith("resilience.spares=1 is the largest that could run")
+    assert "spares" not in (only_finding(plan_with(nodes=5, spares=2), CLUSTER).fix or "")
+
+
 def test_node_range_needs_its_minimum() -> None:
     assert cluster_findings(plan_with(nodes=2, max_nodes=4), CLUSTER) == []
     finding = only_finding(plan_with(nodes=6, max_nodes=8), CLUSTER)

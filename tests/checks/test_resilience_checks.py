@@ -145,6 +145,9 @@ def test_data_preparation_has_no_save_signal() -> None:
     assert plan_launch(config, number=1, tag="x").job.queue.signal is None
 
 
+SPARE = ["resilience.health=quick", "resilience.spares=1"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -162,6 +165,13 @@ def test_data_preparation_has_no_save_signal() -> None:
         (["resilience.max_failures=9999999999999999999"], "resilience.max_failures=9999999999999999999"),
         (["resilience.submit=both"], "resilience.submit='both'"),
         (["resilience.after_stage=afternotok"], "resilience.after_stage='afternotok'"),
+        (["resilience.health=quik"], "resilience.health='quik': expected 'off', 'quick' or 'full'"),
+        (["resilience.spares=-1"], "resilience.spares=-1"),
+        (["resilience.spares=1"], "nothing finds a node that is to be replaced"),
+        ([*SPARE, "resilience.nodes={min: 1, max: 2}"], "resilience.nodes is a range"),
+        ([*SPARE, "cluster.scheduler=allocation"], "takes further nodes of the allocation by itself"),
+        ([*SPARE, "cluster=local"], "resilience.spares=1: cluster.scheduler=local has none"),
+        ([*SPARE, "cluster.sbatch.segment=8"], "cluster.sbatch.segment=8 has to divide the 9 nodes"),
     ],
 )
 def test_invalid_chains_ranges_and_margins_are_refused(overrides: list[str], words: str) -> None:

@@ -213,6 +213,15 @@ def test_time_limit_sets_the_number_of_jobs(limit: str | None, links: int | None
     assert cost.links == links
 
 
+def test_spare_nodes_cost_as_much_as_the_others() -> None:
+    plan = gpt_plan(GPT_22B)
+    resources = replace(plan.job.resources, spares=plan.job.resources.nodes)
+    spared = estimate_cost(replace(plan, job=replace(plan.job, resources=resources)))
+    alone = estimate_cost(plan)
+    assert alone is not None and spared is not None
+    assert (spared.seconds, spared.gpu_hours) == (alone.seconds, pytest.approx(2 * alone.gpu_hours))
+
+
 def test_price_is_that_of_the_gpu_hours() -> None:
     free = estimate_cost(gpt_plan(GPT_22B))
     paid = estimate_cost(gpt_plan(GPT_22B, assumed=Assumptions(gpu_hour_price=2.5)))

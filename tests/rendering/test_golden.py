@@ -146,6 +146,12 @@ CASES = {
         "resilience.nodes={min: 1, max: 2}",
         "enable_vboost=True",
     ],
+    "spare_nodes": [
+        "resilience.health=quick",
+        "resilience.spares=2",
+        "training.trainer.num_nodes=4",
+        "cluster.sbatch.segment=3",
+    ],
     "node_range_megatron": [
         "training=gpt3/tiny",
         "cluster=sandbox",
