@@ -62,6 +62,11 @@ def _main(arguments: Sequence[str]) -> int:
     sys.stderr = io.TextIOWrapper(sys.stderr.buffer, "utf-8", "surrogateescape", line_buffering=True)
     _forget_locale()
     directory = os.path.dirname(os.path.abspath(sys.argv[0]))
+    if arguments[:1] == ["stacks"] and len(arguments) == 2:
+        from slipway.supervisor.hang_probe import print_ranks  # late: on other nodes alone
+
+        print_ranks(arguments[1])
+        return 0
     is_point = arguments[:1] == ["point"] and len(arguments) > 1
     if not is_point and "--" not in arguments[1:-1]:
         print(_USAGE, file=sys.stderr)
