@@ -193,9 +193,12 @@ def _check_resilience(composition: Composition, names: Sequence[str]) -> None:
     asks[""] = any(asks.values())
     for override in map(parse_override, composition.overrides):
         node, _, name = override.key.partition(".")
-        if node == "resilience" and asks.get(name) and "training" not in names:
-            message = f"{override.text}: only a training is a chain of jobs, and saves before its end"
-            raise UserError(message, key=override.key, hint=f"stages=[{','.join(names)}] without it")
+        why = "only a training is a chain of jobs, and saves before its end" if asks.get(name) else ""
+        if name == "restarts" and settings.restarts and "command" not in names:
+            why = "only the tasks of a training or of a command start again"
+        if node == "resilience" and why and "training" not in names:
+            message, hint = f"{override.text}: {why}", f"stages=[{','.join(names)}] without it"
+            raise UserError(message, key=override.key, hint=hint)
 
 
 def draft(request: Request) -> Draft:

@@ -131,6 +131,7 @@ class Chain:
 
     `from_job`: each link submits the next one, and otherwise all are submitted at launch. The chain stops
     after `max_failures` links in a row without a new checkpoint; `checkpoints` is their directory, if any.
+    Each starts its tasks again up to `restarts` times.
     """
 
     links: int = 1
@@ -138,6 +139,7 @@ class Chain:
     max_failures: int = 3
     exclude_hours: float = 24.0
     checkpoints: str | None = None
+    restarts: int = 0
 
 
 # A reference to a variable of the shell.

@@ -37,6 +37,10 @@ class Nodes:
         """Return True if the tasks can run on what is left."""
         return len(self._usable()) >= (self.count or len(self.hosts))
 
+    def can_spare(self, hosts: Sequence[str]) -> bool:
+        """Return True if the tasks can run without these as well."""
+        return len(set(self._usable()) - set(hosts)) >= (self.count or len(self.hosts))
+
     def choose(self) -> List[str]:
         """Return the hosts for the tasks, in Slurm's order."""
         return self._usable()[: self.count]

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections import deque
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from slipway.common.files import write_atomic
 from slipway.common.node import checkpoints, marks
@@ -28,8 +28,8 @@ from slipway.watch.detectors import BLIND, FIRING, QUIET, Reading, read_all, say
 from slipway.watch.pace import Schedule
 from slipway.watch.windows import ChainState, DiskSpace, Facts, JobState, Window, measure_disk
 
-# The name of the alert that a run ended before its training was done.
-ENDED = "ended"
+# The names of the alerts that a run ended before its training was done, and that its tasks start again.
+ENDED, RESTARTED = "ended", "restarted"
 
 # As many deliveries may take their longest time before all are ended: those that were not made come next.
 _DELIVERIES = 20
@@ -82,7 +82,8 @@ class _Watch:
             "verdict": None,
         }
         _leave_sign(job, facts.time)
-        for message in _record(job, [*readings, Reading(ENDED, QUIET, "the run goes on")]):
+        quiet = [Reading(name, QUIET, "the run goes on") for name in (ENDED, RESTARTED)]
+        for message in _record(job, [*readings, *quiet]):
             job.say(f"watch: {message.event}: {message.why} ({message.name})")
             if message.reaction == _HOLD:
                 _hold_successors(job)
@@ -129,7 +130,7 @@ class _Watch:
             return readings, ()
         reading = readings[index]
         if reading.state == BLIND and restarts:
-            reading = _listen(job, self._window.now, own.first) or reading
+            reading = _listen(job, self._window.now, own.first)
         is_told = any(alert.first.detector == _NO_STEP for alert in alerts.open_alerts(job.settings.run_dir))
         hosts: Sequence[str] = ()
         if reading.state == FIRING and not is_told:
@@ -160,16 +161,15 @@ class _Watch:
         return list(deque(self._reader.stream(), maxlen=_MOST_EVENTS))
 
 
-def _listen(job: Job, now: float, limit: float) -> Optional[Reading]:
+def _listen(job: Job, now: float, limit: float) -> Reading:
     """Return that a job whose steps nobody can read hangs, if its log has not grown for so long."""
-    moments = [float(job.began)]
+    moments = [float(job.tasks_began)]
     for extension in (".out", ".err"):
         with contextlib.suppress(OSError):
             moments.append(os.stat(f"{job.settings.log}{job.id}{extension}").st_mtime)
-    silence = now - max(moments)
-    if silence <= limit:
-        return None
-    return Reading(_NO_STEP, FIRING, f"no output for {say_duration(silence)}", since=max(moments))
+    since = max(moments)
+    why = f"no output for {say_duration(now - since)}"
+    return Reading(_NO_STEP, FIRING if now - since > limit else QUIET, why, since=since)
 
 
 def _open_reader(job: Job) -> Union[EventReader, ProgressReader]:
@@ -201,7 +201,7 @@ def _find_facts(job: Job) -> Facts:
             None if job.by_hand else marks.job_of(job.directory, job.link + 1) is not None,
             job.began + seconds if seconds else None,
         ),
-        JobState("RUNNING", False, float(job.began)),
+        JobState("RUNNING", False, float(job.tasks_began)),
     )
 
 
@@ -265,12 +265,27 @@ def tell_end(job: Job, ending: Ending, goes_on: bool) -> None:
     """
     if goes_on and ending.verdict != "done":
         return
+
+    def tell() -> None:
+        _record_end(job, ending)
+        _deliver_last(job)
+
+    _call_in_child(job, tell)
+
+
+def tell_restart(job: Job, ending: Ending) -> None:
+    """Record, to be told while the tasks run again, that they ended and start once more."""
+    reading = Reading(RESTARTED, FIRING, f"the tasks start again: {ending.why}", since=time.time())
+    _call_in_child(job, lambda: _record(job, [reading]))
+
+
+def _call_in_child(job: Job, call: Callable[[], object]) -> None:
+    """Call a function in another process for a while: a file system or a receiver may hang."""
     process = os.fork()
     if not process:
         try:
-            with job.best_effort("people are not told of its end"):
-                _record_end(job, ending)
-                _deliver_last(job)
+            with job.best_effort("people are not told of the end of its tasks"):
+                call()
         finally:
             os._exit(0)
     end = time.monotonic() + _LAST_SECONDS
@@ -299,5 +314,6 @@ def _record_end(job: Job, ending: Ending) -> None:
         _record(job, [Reading(name, QUIET, ending.why) for name in names])
     elif (
         _NO_STEP if ending.rule == _HANG else ending.rule
-    ) not in names:  # a detector that ended the tasks has an alert already
-        _record(job, [Reading(ENDED, FIRING, f"the run has ended: {ending.why}", since=time.time())])
+    ) not in names:  # its detector has an alert already
+        over = Reading(RESTARTED, QUIET, ending.why)
+        _record(job, [over, Reading(ENDED, FIRING, f"the run has ended: {ending.why}", since=time.time())])
