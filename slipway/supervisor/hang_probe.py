@@ -1,4 +1,4 @@
-"""The look at the ranks of one node, which ``supervisor.pyz stacks TAG`` prints: where each stands, twice."""
+"""The look at the ranks of one node: ``supervisor.pyz stacks TAG`` prints where each stands, and if it moves."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from slipway.common.files import names_in
 # As in `templates/python/sitecustomize.py`.
 ANSWER_SIGNAL, ANSWER_NAME = 57, "slipway-rank-"
 
-# Seconds for an answer, and between the two looks.
-_ANSWER_SECONDS, _BETWEEN_SECONDS = 2.0, 3.0
+# Seconds for an answer, the looks at each rank, and seconds between two of them.
+_ANSWER_SECONDS, _LOOKS, _BETWEEN_SECONDS = 2.0, 6, 0.4
 _PY_SPY_SECONDS = 5.0
 _MOST_FRAMES, _LONGEST_STACKS, _LONGEST_LINE = 40, 16000, 300
 # Slurm passes lines of this length on as a whole, whatever other nodes print meanwhile.
@@ -65,10 +65,13 @@ def read_answers(output: str) -> Dict[str, List[Dict[str, Any]]]:
 def look_at_ranks(tag: str) -> List[Dict[str, Any]]:
     """Return what is seen of each rank of a launch on this node, lowest rank first."""
     processes = find_ranks(tag)
-    first = _ask(processes)
-    time.sleep(_BETWEEN_SECONDS)
-    second = _ask(processes)
-    return [_describe(each, first[each.pid], second[each.pid]) for each in processes]
+    looks = [_ask(processes, processes)]
+    # An interpreter that has not answered is not waited for again.
+    willing = [each for each in processes if looks[0][each.pid]["collectives"] is not None]
+    for _ in range(_LOOKS - 1):
+        time.sleep(_BETWEEN_SECONDS)
+        looks.append(_ask(processes, willing))
+    return [_describe(each, [look[each.pid] for look in looks]) for each in processes]
 
 
 def find_ranks(tag: str) -> List[_Process]:
@@ -118,16 +121,17 @@ def _catches(directory: str) -> bool:
 # --- questions
 
 
-def _ask(processes: List[_Process]) -> Dict[int, Dict[str, Any]]:
-    """Ask all processes at once, first for their stacks, which need no interpreter."""
+def _ask(processes: List[_Process], willing: List[_Process]) -> Dict[int, Dict[str, Any]]:
+    """Ask all processes at once for their stacks, and the willing ones for their collectives."""
     # A stopped process, or one in the kernel's hands, would answer later.
     asked = [each for each in processes if each.file is not None and _state(each.pid) not in "TtD"]
     for process in asked:
         _try(lambda process=process: _signal(process))
     stacks = _wait(asked, lambda text: "(most recent call first)" in text)
-    for process in asked:
+    also = [each for each in asked if each in willing]
+    for process in also:
         _try(lambda process=process: _wake(process))
-    texts = _wait(asked, lambda text: re.search(rf"^{ANSWER_NAME}\{{.*\}}$", text, re.M) is not None)
+    texts = _wait(also, lambda text: re.search(rf"^{ANSWER_NAME}\{{.*\}}$", text, re.M) is not None)
     return {
         each.pid: {
             "state": _state(each.pid),
@@ -185,33 +189,28 @@ def _try(action: Callable[[], Any]) -> Any:
 # --- answers
 
 
-def _describe(process: _Process, first: Dict[str, Any], second: Dict[str, Any]) -> Dict[str, Any]:
-    frames = find_main_stack(second["stacks"])
-    if not frames and second["state"] in ("R", "S"):
+def _describe(process: _Process, looks: List[Dict[str, Any]]) -> Dict[str, Any]:
+    last = looks[-1]
+    frames = find_main_stack(last["stacks"])
+    if not frames and last["state"] in ("R", "S"):
         frames = _ask_py_spy(process.pid)
-    is_moving = any(
-        _outline(first[name]) != _outline(second[name]) for name in ("stacks", "collectives") if first[name]
-    )
+    # The functions, not their lines.
+    outlines = {tuple((file, name) for file, _, name in find_main_stack(look["stacks"])) for look in looks}
     answer: Dict[str, Any] = {
         "rank": process.rank,
         "pid": process.pid,
-        "state": second["state"] if first["state"] == second["state"] else "R",
-        "answers": bool(second["stacks"]) or process.file is None,
-        "moves": is_moving,
+        "state": last["state"] if all(look["state"] == last["state"] for look in looks) else "R",
+        "answers": bool(last["stacks"]) or process.file is None,
+        "moves": len(outlines) > 1 or looks[0]["collectives"] != last["collectives"],
         "frames": frames,
-        "collectives": second["collectives"],
+        "collectives": last["collectives"] or {},
     }
     if answer["state"] == "D":
         words = (_read_if_allowed(process.pid, name) for name in ("stack", "wchan"))  # the first is root's
         answer["kernel"] = next(filter(None, words), "")[:500]
-    if second["stacks"]:
-        answer["stacks"] = second["stacks"][:_LONGEST_STACKS]
+    if last["stacks"]:
+        answer["stacks"] = last["stacks"][:_LONGEST_STACKS]
     return answer
-
-
-def _outline(answer: Any) -> Any:
-    """Return what differs if a rank moves: the functions of its main thread, not their lines."""
-    return [(file, name) for file, _, name in find_main_stack(answer)] if isinstance(answer, str) else answer
 
 
 def find_main_stack(stacks: str) -> List[Frame]:
@@ -226,13 +225,18 @@ def find_main_stack(stacks: str) -> List[Frame]:
     return [(file[-_LONGEST_LINE:], int(line), name[:80]) for file, line, name in found[:_MOST_FRAMES]]
 
 
-def _find_collectives(text: str) -> Dict[str, List[Any]]:
-    """Return by its group the collectives that a rank has begun and done, and what it waits in."""
+def _find_collectives(text: str) -> Optional[Dict[str, List[Any]]]:
+    """Return by its group the collectives that a rank has begun and done, and what it waits in.
+
+    ``None`` if its interpreter did not answer.
+    """
     lines = re.findall(rf"^{ANSWER_NAME}(\{{.*\}})$", text, re.M)
     try:
-        content = json.loads(lines[-1]) if lines else {}
+        content = json.loads(lines[-1]) if lines else None
     except ValueError:
-        return {}
+        content = None
+    if content is None:
+        return None
     return {
         str(name)[:80]: [int(value[0]), int(value[1]), str(value[2])[:80]]
         for name, value in list(content.items())[:64]

@@ -124,7 +124,11 @@ def keep(job: Job, inquiry: Inquiry) -> None:
     if number >= _MOST_RECORDS:
         return
     groups = [
-        {"ranks": [each.rank for each in group], "state": group[0].state, "frames": group[0].frames}
+        {
+            "ranks": [each.rank for each in group],
+            "state": group[0].state,
+            "frames": [f"{file}:{line} {name}" for file, line, name in group[0].frames],
+        }
         for group in group_by_stack(inquiry.ranks)[:_MOST_GROUPS]
     ]
     said = [dict(each, host=host) for host, own in inquiry.answers.items() for each in own]
