@@ -1,4 +1,4 @@
-"""The look at the ranks of a node: ``supervisor.pyz stacks TAG`` prints where each stands, and if it moves."""
+"""The look at the ranks of a node, for ``supervisor.pyz stacks TAG``: where each stands, and if it moves."""
 
 import json
 import os
