@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import time
+from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from slipway.common.files import names_in
@@ -126,11 +127,11 @@ def _ask(processes: List[_Process], willing: List[_Process]) -> Dict[int, Dict[s
     # A stopped process, or one in the kernel's hands, would answer later.
     asked = [each for each in processes if each.file is not None and _state(each.pid) not in "TtD"]
     for process in asked:
-        _try(lambda process=process: _signal(process))
+        _try(partial(_signal, process))
     stacks = _wait(asked, lambda text: "(most recent call first)" in text)
     also = [each for each in asked if each in willing]
     for process in also:
-        _try(lambda process=process: _wake(process))
+        _try(partial(_wake, process))
     texts = _wait(also, lambda text: re.search(rf"^{ANSWER_NAME}\{{.*\}}$", text, re.M) is not None)
     return {
         each.pid: {
@@ -166,7 +167,7 @@ def _wait(processes: List[_Process], is_whole: Callable[[str], bool]) -> Dict[in
     while left and time.monotonic() < end:
         time.sleep(0.1)
         for process in list(left):
-            text = _try(lambda process=process: _read_answer(process)) or ""
+            text = _try(partial(_read_answer, process)) or ""
             if is_whole(text) and text == texts.get(process.pid):
                 left.remove(process)
             texts[process.pid] = text
@@ -190,26 +191,27 @@ def _try(action: Callable[[], Any]) -> Any:
 
 
 def _describe(process: _Process, looks: List[Dict[str, Any]]) -> Dict[str, Any]:
-    last = looks[-1]
-    frames = find_main_stack(last["stacks"])
+    last, stacks = looks[-1], [look["stacks"] for look in looks if look["stacks"]]
+    told = [look["collectives"] for look in looks if look["collectives"] is not None]
+    frames = find_main_stack(stacks[-1]) if stacks else []
     if not frames and last["state"] in ("R", "S"):
         frames = _ask_py_spy(process.pid)
     # The functions, not their lines.
-    outlines = {tuple((file, name) for file, _, name in find_main_stack(look["stacks"])) for look in looks}
+    outlines = {tuple((file, name) for file, _, name in find_main_stack(text)) for text in stacks}
     answer: Dict[str, Any] = {
         "rank": process.rank,
         "pid": process.pid,
         "state": last["state"] if all(look["state"] == last["state"] for look in looks) else "R",
-        "answers": bool(last["stacks"]) or process.file is None,
-        "moves": len(outlines) > 1 or looks[0]["collectives"] != last["collectives"],
+        "answers": bool(stacks) or process.file is None,
+        "moves": len(outlines) > 1 or told[:1] != told[-1:],
         "frames": frames,
-        "collectives": last["collectives"] or {},
+        "collectives": told[-1] if told else {},
     }
     if answer["state"] == "D":
         words = (_read_if_allowed(process.pid, name) for name in ("stack", "wchan"))  # the first is root's
         answer["kernel"] = next(filter(None, words), "")[:500]
-    if last["stacks"]:
-        answer["stacks"] = last["stacks"][:_LONGEST_STACKS]
+    if stacks:
+        answer["stacks"] = stacks[-1][:_LONGEST_STACKS]
     return answer
 
 
@@ -268,7 +270,7 @@ def _state(pid: int) -> str:
 
 
 def _read_if_allowed(pid: int, name: str) -> str:
-    return str(_try(lambda: _read(f"{_PROC}/{pid}/{name}")) or "").strip()
+    return str(_try(partial(_read, f"{_PROC}/{pid}/{name}")) or "").strip()
 
 
 def _read(path: str) -> str:

@@ -44,7 +44,7 @@ def ask() -> List[Communicator]:
                 content = b""
                 while len(content) < _MOST_BYTES and time.monotonic() < end:
                     connection.settimeout(max(end - time.monotonic(), 0.1))
-                    chunk = stream.read1(1 << 16)  # type: ignore[attr-defined]
+                    chunk = stream.read1(1 << 16)
                     if not chunk:
                         break
                     content += chunk

@@ -113,8 +113,8 @@ class _Watch:
         self._remember(events, facts)
         if not answer["verdict"]:
             return None
-        *words, suspects = answer["verdict"]
-        return Verdict(*words, nodes=tuple(suspects))
+        rule, why, continues, saves, suspects = answer["verdict"]
+        return Verdict(rule, why, continues, saves, tuple(suspects))
 
     def _explain_hang(self, job: Job, readings: List[Reading]) -> Tuple[List[Reading], Sequence[str]]:
         """Let the ranks say why there is no step, before people are told; return the suspect hosts as well.

@@ -15,7 +15,7 @@ NAME = "slipway-rank-"
 MARK = "SLIPWAY_ANSWERS"
 
 
-def answer():
+def answer() -> None:
     """Let this process answer if it is a rank."""
     environment = os.environ
     rank = environment.get("RANK", "") + "/" + environment.get("TORCHELASTIC_RUN_ID", "")
@@ -33,7 +33,7 @@ def answer():
     _thread.start_new_thread(tell_collectives, (wake, file))
 
 
-def tell_collectives(wake, file):
+def tell_collectives(wake: int, file: int) -> None:
     """Write a line of JSON about each process group, as often as this is asked for."""
     while os.read(wake, 1):
         try:
@@ -43,7 +43,7 @@ def tell_collectives(wake, file):
         os.write(file, ("\n" + NAME + line + "\n").encode())
 
 
-def describe_collectives():
+def describe_collectives() -> str:
     """Return by the name of each group the last collective that was begun, that was done, and its word."""
     import json
 
@@ -86,7 +86,7 @@ here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
 del sys.modules["sitecustomize"]
 try:
-    import sitecustomize  # noqa: F401
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
 except ImportError as error:
     if getattr(error, "name", None) != "sitecustomize":
         raise

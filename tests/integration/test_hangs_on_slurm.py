@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.hangs.__main__ import SCRIPT
 from launcher.sandbox.lifecycle import Sandbox
 from slipway.watch.alerts import read_alerts
 from tests.integration.conftest import SLIPWAY, run_command
 
-SCRIPT = Path(__file__).with_name("hanging_script.py")
 WATCH = ["watch.tell.every=1", "env_vars.OMP_NUM_THREADS='1'", "cluster=sandbox"]
 TRAINING = [
     *("training=gpt3/tiny", "training.trainer.num_nodes=2", "training.trainer.devices=2"),
@@ -80,18 +80,17 @@ def test_hanging_ranks_are_named_and_slow_ones_are_left_alone(tmp_path: Path, pl
     metrics = trains / "newest/results/metrics.jsonl"
     until("it trains", lambda: metrics.exists() and metrics.read_text().count('"train"') > 9)
     os.kill(process_of(trains, 2), signal.SIGSTOP)
-    skips, slow = launch("skips", "skip", "'3'"), launch("slow", "slow", "'0'", tasks=1)
+    skips, slow = launch("skips", "skip", "'3'", "'20'"), launch("slow", "slow", "'0'", "'20'", tasks=1)
 
     stopped = "rank 2 on n2 is stopped (state T) while 3 ranks wait in all_reduce"
     why = until("the training ends", lambda: end_mark(trains))["why"]
     assert why.startswith("no new step for ") and why.endswith(stopped), why
     mark = until("the script ends", lambda: end_mark(skips))
-    line = next(
-        number for number, text in enumerate(SCRIPT.read_text().splitlines(), 1) if "sleep(3600)" in text
-    )
+    lines = SCRIPT.read_text().splitlines()
+    line = lines.index("def evaluate() -> None:") + 2
     assert mark["rule"] == "hang"
     assert mark["why"].endswith(
-        f"rank 3 on n2 stands in {SCRIPT.name}:{line + 5} (evaluate) while 3 ranks wait in all_reduce"
+        f"rank 3 on n2 stands in {SCRIPT.name}:{line} (evaluate) while 3 ranks wait in all_reduce"
     )
     assert until("the slow one ends", lambda: end_mark(slow))["verdict"] == "done"
     assert [alert.first.detector for alert in read_alerts(slow)] == []
