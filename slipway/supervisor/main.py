@@ -63,6 +63,11 @@ def _main(arguments: Sequence[str]) -> int:
         from slipway.supervisor.health import answer  # late: jobs themselves need none of it
 
         return answer(arguments[1])
+    if arguments[:1] == ["stacks"] and len(arguments) == 2:
+        from slipway.supervisor.hang_probe import print_ranks  # late: on other nodes alone
+
+        print_ranks(arguments[1])
+        return 0
     is_point = arguments[:1] == ["point"] and len(arguments) > 1
     if not is_point and "--" not in arguments[1:-1]:
         print(_USAGE, file=sys.stderr)

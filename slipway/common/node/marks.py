@@ -48,6 +48,8 @@ STARTED, ENDED, CANCELLED, RESTARTED = "started", "ended", "cancelled", "restart
 JOB = "job"
 CHAIN_ENDED = "chain-ended"
 IMAGE = "image.sha256"
+# Beside it: what the ranks said in each hang.
+HANGS = "hangs"
 
 # In the claim: there is no job of this launch, and none may begin.
 GIVEN_UP = "given-up"
