@@ -91,6 +91,16 @@ def restart_broken(trial: Trial) -> None:
     trial.kill(trial.cluster.keeper(job), "the supervisor")
 
 
+def rank_stopped(trial: Trial) -> None:
+    """Stop a rank with SIGSTOP for good, where the tasks start again after a hang."""
+    trial.overrides += ["resilience.restarts=2", "watch.no_step.reaction=restart"]
+    trial.hold(trial.chance.randrange(5, STEPS))
+    trial.launch()
+    trial.wait_until_held()
+    os.kill(trial.chance.choice(sorted(pid for _, pid in trial.ranks())), signal.SIGSTOP)
+    trial.release()
+
+
 def _strike_restarting(trial: Trial) -> str:
     trial.overrides.append("resilience.restarts=2")
     job = trial.moment()
@@ -362,6 +372,7 @@ FAULTS: dict[str, Fault] = {
     "rank_killed": Fault(rank_killed),
     "tasks_restarted": Fault(tasks_restarted),
     "restart_broken": Fault(restart_broken),
+    "rank_stopped": Fault(rank_stopped, alerts=(("no_step", "restarted"),)),
     "launcher_killed": Fault(launcher_killed, relaunches=1),
     "two_launches": Fault(two_launches),
     "waited_long": Fault(waited_long),
