@@ -102,9 +102,8 @@ class Link:
         Return the judgement, and True if a next link may go on.
         """
         if judged is None:
-            self._job.leave(
-                marks.ENDED, self.fields_of_end(code, signalled)
-            )  # should Slurm not answer in time
+            # Should Slurm not answer in time.
+            self._job.leave(marks.ENDED, self.fields_of_end(code, signalled))
             judged = self.judge(code, hosts, signalled, verdict)
         self._job.leave(marks.ENDED, {**self.fields(), **judged.fields})
         return judged.ending, self._go_on(judged.step, judged.ending)

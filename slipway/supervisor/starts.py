@@ -4,7 +4,6 @@ A new start needs no place in the queue. It leaves a mark of its own, first with
 so that the next link judges rightly whenever the supervisor dies.
 """
 
-import itertools
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -50,6 +49,8 @@ class Starts:
         self.job, self._slurm, self._link, self._limit = job, slurm, link, limit
         self._nodes = Nodes([])
         self._ended: Dict[str, Any] = {}
+        # Of nodes that are left out: Slurm knows them until it gives those up.
+        self._lost_steps: List[str] = []
         self.hosts: List[str] = []
         self.code = 1
         self.verdict: Optional[Verdict] = None
@@ -174,22 +175,25 @@ class Starts:
         """
         if self.job.settings.scheduler == LOCAL:
             return ""
-        name = self.job.environment.get("SLURM_JOB_NAME", "")
-        began = time.monotonic()
-        for turn in itertools.count():
-            steps, waited = self._slurm.find_steps(name), time.monotonic() - began
+        name, began, turn = self.job.environment.get("SLURM_JOB_NAME", ""), time.monotonic(), 0
+        while True:
+            known, waited = self._slurm.find_steps(name), time.monotonic() - began
+            if known is None:
+                return "whether its step is gone could not be asked"
+            steps = [step for step in known if step not in self._lost_steps]
             if not steps:
-                return "" if steps is not None else "whether its step is gone could not be asked"
+                return ""
             stuck = self._slurm.down_nodes(self.hosts) if waited > _UNREACHED_SECONDS else []
             if stuck and self._nodes.can_spare([*stuck, *ending.nodes]):
                 for node in stuck:
                     self._nodes.leave_out(node, "its tasks could not be ended")
+                self._lost_steps += steps
                 return ""
             if waited > _STEP_SECONDS:
                 return f"its step {steps[0]} could not be ended"
             self._slurm.kill(steps)
             signals.sleep(double_wait(turn, _FIRST_PAUSE, _LONGEST_PAUSE))
-        return ""
+            turn += 1
 
 
 def _name_mark(number: int) -> str:
