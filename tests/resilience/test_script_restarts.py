@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipway.common.node.marks import JobAttempt, read_attempts
-from tests.resilience.scripted_chain import ScriptedChain, write_chain
+from tests.resilience.scripted_chain import COMMANDS, ScriptedChain, write_chain
 
 # Each start of the tasks adds a line, with the port at which they meet.
 COUNTED = 'echo "$MASTER_PORT" >>%s/starts; start=$(wc -l <%s/starts)\n'
@@ -144,3 +144,17 @@ def test_progress_of_megatron_lm_forgives_failures(tmp_path: Path) -> None:
         (15, 1),
     ]
     assert "stop: 2 starts in a row ended without a new checkpoint" in output
+
+
+def test_the_step_of_a_killed_srun_is_killed_and_no_other(tmp_path: Path) -> None:
+    """srun may die without its tasks; beside these somebody may have a shell on the node."""
+    chain = restarting_chain(tmp_path, f"((start > 1)) || exit 137; cat {tmp_path}/steps >{tmp_path}/left")
+    (tmp_path / "steps").write_text("17.0 a_job\n17.1 bash\n17.batch batch\n")
+    steps = f"if [[ $* == *--steps* ]]; then cat {tmp_path}/steps; exit; fi\n"
+    chain.replace_command("squeue", steps + COMMANDS["squeue"])
+    chain.replace_command("scancel", f"[[ $* != *--signal=KILL* ]] || sed -i /17.0/d {tmp_path}/steps")
+    code, output = chain.run(SLURM_JOB_NAME="a_job")
+    assert (code, len(starts(chain))) == (0, 2), output
+    assert "scancel --signal=KILL 17.0" in chain.calls_of("scancel")
+    assert (tmp_path / "left").read_text() == "17.1 bash\n17.batch batch\n"
+    assert all("--job-name=a_job" in call for call in chain.calls_of("srun"))
