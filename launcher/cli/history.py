@@ -30,7 +30,7 @@ from launcher.ui.terminal import print_json, print_plot, print_stderr
 
 _HISTORY = """\
 List the launches of a run, each with the reason for its end and the overrides that differ from those of the
-previous launch. A requeued job has a line for each attempt, tasks that started again one
+previous launch. A requeued job has a line for each attempt, one whose tasks started again
 for each start, an array for each task, a chain for each link.
 
 With --launch, or when RUN names a launch (its directory, a file in it, its job's id), show its provenance:
