@@ -121,9 +121,15 @@ class LaunchRow:
         chain = self.status.chain
         if chain is None or not self.attempts:
             return self.status.elapsed
-        links = [(row.elapsed, chain.jobs.get(row.attempt.job_id)) for row in self.attempts]
-        parts = [ran if ran is not None else job and elapsed_seconds(job) for ran, job in links]
-        return format_time_limit(int(sum(part or 0 for part in parts)))
+        started = {row.attempt.stem: row.attempt.started for row in reversed(self.attempts)}
+        seconds = 0.0
+        for stem, last in {row.attempt.stem: row.attempt for row in self.attempts}.items():
+            begin, end, job = started[stem], last.ended, chain.jobs.get(last.job_id)
+            if begin is not None and end is not None:
+                seconds += end - begin
+            elif job is not None:
+                seconds += elapsed_seconds(job) or 0
+        return format_time_limit(int(seconds))
 
     @property
     def notices(self) -> list[str]:
