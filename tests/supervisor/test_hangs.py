@@ -230,9 +230,7 @@ import os, subprocess, sys
 if len(sys.argv) == 1:
     code = open("/proc/self/cmdline").read().split("\\0")[4]
     os.execv(sys.executable, [sys.executable, "-c", code, "again"])
-with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"]) as helper:
-    print(1, flush=True)
-    helper.wait()
+subprocess.run([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(99)"])
 """
 
 
