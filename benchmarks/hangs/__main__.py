@@ -115,7 +115,9 @@ class Trial:
     def _stop(self) -> list[int]:
         """Stop a rank, and its node's slurmd, once it has done its steps; return what was stopped."""
         log = self.run / "newest"
-        word = f"step +{self.step // 10}/" if self.kind == "train" else f"^number {self.step // 10 * 10}$"
+        word = (
+            f"step +{10 + self.step // 10}/" if self.kind == "train" else f"^number {self.step // 10 * 10}$"
+        )
         texts = lambda: "".join(path.read_text() for path in log.glob("log-*.out"))  # noqa: E731
         self._until("trains", lambda: re.search(word, texts(), re.M))
         tag = json.loads((log / "supervisor.json").read_text())["tag"]
@@ -204,7 +206,7 @@ def main() -> int:
 
     try:
         sandbox = boot(directory)
-        threads = [threading.Thread(target=do, args=(lane, sandbox)) for lane in LANES]
+        threads = [threading.Thread(target=do, args=(lane, sandbox), daemon=True) for lane in LANES]
         for thread in threads:
             thread.start()
         for thread in threads:

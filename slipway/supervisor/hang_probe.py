@@ -149,7 +149,8 @@ def _signal(process: _Process) -> None:
         os.ftruncate(descriptor, 0)  # bounded, however often it is asked
     finally:
         os.close(descriptor)
-    os.kill(process.pid, ANSWER_SIGNAL)
+    if _catches(f"{_PROC}/{process.pid}"):  # it may be another by now
+        os.kill(process.pid, ANSWER_SIGNAL)
 
 
 def _wake(process: _Process) -> None:

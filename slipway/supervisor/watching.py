@@ -74,7 +74,7 @@ class _Watch:
         With it goes the verdict, if the tasks are to end.
         """
         events, facts = self._read_events(job), _find_facts(job)
-        readings, suspects = self._explain_hang(job, self._remember(events, facts))
+        readings, suspects = self._explain_hang(job, events, self._remember(events, facts))
         answer: Dict[str, Any] = {
             "reader": base64.b64encode(pickle.dumps(self._reader)).decode(),
             "events": [(type(event).__name__, *event) for event in events],
@@ -116,10 +116,13 @@ class _Watch:
         rule, why, continues, saves, suspects = answer["verdict"]
         return Verdict(rule, why, continues, saves, tuple(suspects))
 
-    def _explain_hang(self, job: Job, readings: List[Reading]) -> Tuple[List[Reading], Sequence[str]]:
+    def _explain_hang(
+        self, job: Job, events: List[Event], readings: List[Reading]
+    ) -> Tuple[List[Reading], Sequence[str]]:
         """Let the ranks say why there is no step, before people are told; return the suspect hosts as well.
 
-        Ranks that still move may only be slow: they are not ended before the time of a pause is over.
+        Ranks that still move may only be slow: they are not ended before the time of a pause is over. What
+        comes meanwhile is added to `events`.
         """
         from slipway.watch import alerts
 
@@ -128,22 +131,27 @@ class _Watch:
         index = next((at for at, each in enumerate(readings) if each.detector == _NO_STEP), None)
         if index is None:
             return readings, ()
-        reading = readings[index]
-        if reading.state == BLIND and restarts:
+        reading, listens = readings[index], readings[index].state == BLIND and restarts
+        if listens:
             reading = _listen(job, self._window.now, own.first)
-        is_told = any(alert.first.detector == _NO_STEP for alert in alerts.open_alerts(job.settings.run_dir))
         hosts: Sequence[str] = ()
-        if reading.state == FIRING and not is_told:
+        names = [alert.first.detector for alert in alerts.open_alerts(job.settings.run_dir)]
+        if reading.state == FIRING and _NO_STEP not in names:
             with job.best_effort("the ranks could not be asked where they stand"):
                 from slipway.supervisor import hangs
 
                 inquiry = hangs.find_hang(job)
-                hang, hosts = inquiry.hang, inquiry.hang.hosts
-                reading = reading._replace(why=f"{reading.why}: {hang.why}")
-                if hang.moves:
-                    is_short = self._window.now - (reading.since or 0.0) <= own.pause
+                hosts, why = inquiry.hang.hosts, f"{reading.why}: {inquiry.hang.why}"
+                is_short = self._window.now - (reading.since or 0.0) <= own.pause
+                later = self._read_events(job)
+                events += later
+                if later or (listens and _listen(job, self._window.now, own.first).state == QUIET):
+                    reading = reading._replace(state=QUIET, why="it goes on")
+                elif inquiry.hang.moves:
                     state = QUIET if restarts and is_short else FIRING
-                    reading = reading._replace(state=state, why=f"{reading.why}; the ranks still move")
+                    reading = reading._replace(state=state, why=f"{why}; the ranks still move")
+                else:
+                    reading = reading._replace(why=why)
                 if reading.state == FIRING:
                     hangs.keep(job, inquiry)
         return [*readings[:index], reading, *readings[index + 1 :]], hosts

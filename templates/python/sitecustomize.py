@@ -11,7 +11,7 @@ import sys
 # Real-time: torch, NCCL and the engines use none. The supervisor's `hang_probe` has both too.
 SIGNAL = 57
 NAME = "slipway-rank-"
-# A rank's helpers inherit it; torchrun's workers are ranks of their own.
+# A rank's helpers inherit it; torchrun's workers are ranks of their own, and a program may become another.
 MARK = "SLIPWAY_ANSWERS"
 
 
@@ -19,8 +19,10 @@ def answer() -> None:
     """Let this process answer if it is a rank."""
     environment = os.environ
     rank = environment.get("RANK", "") + "/" + environment.get("TORCHELASTIC_RUN_ID", "")
-    if "SLIPWAY_TAG" not in environment or environment.get(MARK) == rank:
+    known, _, process = environment.get(MARK, "").rpartition(":")
+    if "SLIPWAY_TAG" not in environment or (known == rank and process != str(os.getpid())):
         return
+    import _signal
     import _thread
     import faulthandler
     import fcntl
@@ -28,8 +30,9 @@ def answer() -> None:
     wake, pipe = os.pipe()
     file = os.memfd_create(NAME + str(pipe))
     fcntl.fcntl(file, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
+    _signal.signal(SIGNAL, _signal.SIG_IGN)  # from the moment at which the interpreter ends
     faulthandler.register(SIGNAL, file, all_threads=True)
-    environment[MARK] = rank
+    environment[MARK] = f"{rank}:{os.getpid()}"
     _thread.start_new_thread(tell_collectives, (wake, file))
 
 

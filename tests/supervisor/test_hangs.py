@@ -17,7 +17,7 @@ import pytest
 
 from slipway.supervisor import hang_probe, nccl_ras
 from slipway.supervisor.hang_judge import Rank, judge
-from slipway.supervisor.hang_probe import find_main_stack, look_at_ranks, read_answers
+from slipway.supervisor.hang_probe import find_main_stack, find_ranks, look_at_ranks, read_answers
 from slipway.supervisor.nccl_ras import Communicator
 from tests.supervisor.test_every_python import MINORS, interpreter
 
@@ -222,6 +222,40 @@ def test_a_rank_of_every_python_runs_and_those_that_can_answer_do(repository: Pa
         (answer,) = look_at_ranks(TAG)
     names = [name for _, _, name in answer["frames"]]
     assert names == (["fetch", "<module>"] if int(version[2:]) >= 8 else [])  # a file in memory
+
+
+# It becomes another program, as megatron_lm.py does, and that has a helper.
+BECOMES = """
+import os, subprocess, sys
+if len(sys.argv) == 1:
+    code = open("/proc/self/cmdline").read().split("\\0")[4]
+    os.execv(sys.executable, [sys.executable, "-c", code, "again"])
+subprocess.run([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(99)"])
+"""
+
+
+def test_a_rank_that_becomes_another_program_answers_and_its_helper_does_not(repository: Path) -> None:
+    with running(repository, 0, BECOMES) as process:
+        (found,) = find_ranks(TAG)
+        assert (found.pid, found.file is not None) == (process.pid, True)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        links = [str(link.readlink()) for link in Path(f"/proc/{children[0]}/fd").iterdir()]
+        assert links and not any("slipway" in link for link in links)
+        os.kill(int(children[0]), signal.SIGKILL)
+
+
+# The interpreter gives the signal back when it ends.
+ENDS = """
+import faulthandler, os
+faulthandler.unregister(57)
+print(1, flush=True)
+os.kill(os.getpid(), 57)
+"""
+
+
+def test_a_rank_that_ends_while_it_is_asked_ends_well(repository: Path) -> None:
+    with running(repository, 0, ENDS) as process:
+        assert process.wait(10) == 0
 
 
 def test_the_sitecustomize_of_an_image_runs(repository: Path, tmp_path: Path) -> None:
