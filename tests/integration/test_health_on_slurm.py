@@ -20,29 +20,12 @@ from launcher.sandbox.state import load
 from slipway.common.node.excluded import read_excluded
 from slipway.common.node.marks import JobAttempt, chain_end, read_attempts
 from tests.fakes import hung_mount
-from tests.fakes.programs import write_programs
+from tests.fakes.node_tools import write_node_tools
 from tests.jobs.on_slurm.sandbox_runs import HEADER, SandboxRuns
 from tests.sandbox.fixtures import booted
 
 pytestmark = pytest.mark.slurm
 
-# A node has eight idle GPUs, unless its file says something else.
-NVIDIA_SMI = """
-state={state}/$SLURMD_NODENAME
-case $1 in
---query-gpu=*)
-    gpus=8 ecc=0 heat="Not Active"
-    [[ ! -e $state ]] || source "$state"
-    for ((gpu = 0; gpu < gpus; gpu++)); do
-        echo "$gpu, 0, $ecc, No, No, None, $heat, Not Active"
-    done ;;
-esac
-"""
-DMESG = """
-read -r uptime _ </proc/uptime
-[[ ! -e {state}/$SLURMD_NODENAME ]] || source {state}/$SLURMD_NODENAME
-[[ -z ${{xid-}} ]] || echo "[$uptime] NVRM: Xid (PCI:0000:c3:00): $xid, GPU has fallen off the bus."
-"""
 TRAINING = [
     "training=gpt3/tiny", "training.model.data.data_impl=mock", "training.trainer.num_nodes=1",
     "training.trainer.devices=1", "training.model.tensor_model_parallel_size=1", "numa_mapping.enable=False",
@@ -123,8 +106,7 @@ def gates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gates]:
         directory = tmp_path_factory.mktemp("gates")
         state = directory / "state"
         state.mkdir()
-        bodies = {"nvidia-smi": NVIDIA_SMI.format(state=state), "dmesg": DMESG.format(state=state)}
-        programs = write_programs(directory / "programs", bodies)
+        programs = write_node_tools(directory / "programs", state)
         environment = {**os.environ, **sandbox.environment()}
         runs = SandboxRuns(directory, environment, accounting=False)
         yield Gates(runs, sandbox.options.directory, programs, state)
