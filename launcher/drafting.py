@@ -192,17 +192,18 @@ def _check_resilience(composition: Composition, names: Sequence[str]) -> None:
     settings = composition.config.resilience
     asks = {"links": settings.links > 1, "nodes": settings.nodes, "save_before_end": settings.save_before_end}
     asks[""] = any(asks.values())
-    gated = {"health": settings.health != "off", "spares": settings.spares}
+    gated = {"health": settings.health != "off", "spares": settings.spares, "restarts": settings.restarts}
+    stages = " or a ".join(GATED_STAGES)
     for override in map(parse_override, composition.overrides):
         node, _, name = override.key.partition(".")
-        if node == "resilience" and asks.get(name) and "training" not in names:
-            message = f"{override.text}: only a training is a chain of jobs, and saves before its end"
-            raise UserError(message, key=override.key, hint=f"stages=[{','.join(names)}] without it")
-        if node == "resilience" and gated.get(name) and not set(names) & set(GATED_STAGES):
-            message = (
-                f"{override.text}: only jobs of a {' or a '.join(GATED_STAGES)} ask nodes for their health"
-            )
-            raise UserError(message, key=override.key, hint=f"stages=[{','.join(names)}] without it")
+        why = ""
+        if asks.get(name) and "training" not in names:
+            why = "only a training is a chain of jobs, and saves before its end"
+        if gated.get(name) and not set(names) & set(GATED_STAGES):
+            why = f"only jobs of a {stages} ask nodes for their health, and start their tasks again"
+        if node == "resilience" and why:
+            message, hint = f"{override.text}: {why}", f"stages=[{','.join(names)}] without it"
+            raise UserError(message, key=override.key, hint=hint)
 
 
 def draft(request: Request) -> Draft:

@@ -133,6 +133,7 @@ class Chain:
 
     `from_job`: each link submits the next one, and otherwise all are submitted at launch. The chain stops
     after `max_failures` links in a row without a new checkpoint; `checkpoints` is their directory, if any.
+    Each starts its tasks again up to `restarts` times.
     """
 
     links: int = 1
@@ -140,6 +141,7 @@ class Chain:
     max_failures: int = 3
     exclude_hours: float = 24.0
     checkpoints: str | None = None
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

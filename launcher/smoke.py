@@ -254,6 +254,8 @@ def _restrict_job(draft: Draft) -> Iterator[str]:
         yield f"{where}.nodelist={hydra_value(''.join(part or '' for part in match.groups()))}"
     if job.chain.links > 1:
         yield "resilience.links=1"
+    if job.chain.restarts:
+        yield "resilience.restarts=0"
     if job.resources.max_nodes is not None:
         yield "resilience.nodes=null"
     if "array" in job.queue.further:

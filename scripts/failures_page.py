@@ -34,8 +34,9 @@ and the *verdict*. `slipway history` tells it, and what you can do. In a chain t
 
 The first rule that matches counts. One of the *end* looks at the exit code, at what the script was sent, and
 at what `scontrol show job` says; one of the *log* at what ranks left when they failed, and then at the
-last MiB of the job's log. A log can name no node but the job's own: if a line names several, the first
-counts, or the node of the rank that it names.
+last MiB of the job's log. A rule with two patterns needs both: of the end, and of a line of the log. A log
+can name no node but the job's own: if a line names several, the first counts, or the node of the rank that
+it names.
 
 Where a [detector](architecture.md#how-to-add-a-detector) ended the tasks, it names rule and reason, and the
 verdict is continue or stop.
@@ -60,7 +61,13 @@ def _rows(rules: Sequence[FailureRule]) -> list[str]:
 def _patterns(rules: Sequence[FailureRule]) -> list[str]:
     """Return the patterns as a block: not in the table, whose cells end at each bar."""
     width = max(len(rule.name) for rule in rules)
-    return ["```text", *(f"{rule.name:{width}}  {rule.pattern}" for rule in rules), "```"]
+    lines = [
+        f"{rule.name:{width}}  {pattern}"
+        for rule in rules
+        for pattern in (rule.pattern, rule.line)
+        if pattern
+    ]
+    return ["```text", *lines, "```"]
 
 
 def text() -> str:

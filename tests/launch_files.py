@@ -16,6 +16,7 @@ def write_files(plan: Plan, template_dir: Path | None = None) -> None:
     texts = render(plan, template_dir)
     for path, content in {**texts, plan.paths.supervisor: supervisor_archive()}.items():
         raw = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(raw)
 
 

@@ -78,6 +78,41 @@ def rank_killed(trial: Trial) -> None:
     trial.kill_a_rank()
 
 
+def tasks_restarted(trial: Trial) -> None:
+    """Kill a rank or the srun of the tasks with SIGKILL, where the tasks may start again inside the job."""
+    _strike_restarting(trial)
+
+
+def restart_broken(trial: Trial) -> None:
+    """Kill a rank or srun, and then the supervisor while it prepares to start the tasks again."""
+    job = _strike_restarting(trial)
+    time.sleep(trial.chance.uniform(0, 3))
+    trial.right_alerts = ((), ("restarted",))
+    trial.kill(trial.cluster.keeper(job), "the supervisor")
+
+
+def rank_stopped(trial: Trial) -> None:
+    """Stop a rank with SIGSTOP for good, where the tasks start again after a hang."""
+    trial.overrides += ["resilience.restarts=2", "watch.no_step.reaction=restart"]
+    trial.hold(trial.chance.randrange(5, STEPS))
+    trial.launch()
+    trial.wait_until_held()
+    os.kill(trial.chance.choice(sorted(pid for _, pid in trial.ranks())), signal.SIGSTOP)
+    trial.release()
+
+
+def _strike_restarting(trial: Trial) -> str:
+    trial.overrides.append("resilience.restarts=2")
+    job = trial.moment()
+    if trial.chance.random() < 0.3:
+        trial.kill(trial.cluster.srun(job), "srun")
+    else:
+        trial.kill_a_rank()
+    trial.release()
+    trial.right_alerts = (("restarted",),) if trial.notes[-1].startswith("killed") else ((),)
+    return job
+
+
 def time_limit(trial: Trial) -> None:
     """Reach the time limit: the training saves at the signal, or ignores it."""
     trial.hold(trial.chance.randrange(STEPS), deaf=trial.chance.random() < 0.3)
@@ -335,6 +370,9 @@ FAULTS: dict[str, Fault] = {
     "keeper_killed": Fault(keeper_killed),
     "srun_killed": Fault(srun_killed),
     "rank_killed": Fault(rank_killed),
+    "tasks_restarted": Fault(tasks_restarted),
+    "restart_broken": Fault(restart_broken),
+    "rank_stopped": Fault(rank_stopped, alerts=(("no_step", "restarted"),)),
     "launcher_killed": Fault(launcher_killed, relaunches=1),
     "two_launches": Fault(two_launches),
     "waited_long": Fault(waited_long),

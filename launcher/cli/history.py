@@ -30,7 +30,8 @@ from launcher.ui.terminal import print_json, print_plot, print_stderr
 
 _HISTORY = """\
 List the launches of a run, each with the reason for its end and the overrides that differ from those of the
-previous launch. A requeued job has a line for each attempt, an array for each task, a chain for each link.
+previous launch. A requeued job has a line for each attempt, one whose tasks started again
+for each start, an array for each task, a chain for each link.
 
 With --launch, or when RUN names a launch (its directory, a file in it, its job's id), show its provenance:
 its command and overrides, the commit and uncommitted changes, the image, versions, user and host.
@@ -166,6 +167,7 @@ def _cells(row: LaunchRow) -> list[str]:
 def _attempt_cells(row: AttemptRow) -> list[str]:
     attempt = row.attempt
     name = attempt.job_id if attempt.number == 0 else f"{attempt.job_id}, attempt {attempt.number + 1}"
+    name += f", restart {attempt.restarts}" if attempt.restarts else ""
     link = "" if row.link is None else f"link {row.link}"
     values = [
         link, name, row.state, "", "", moment(attempt.started), tables.duration(row.elapsed), attempt.nodes,

@@ -190,6 +190,7 @@ class Resilience(StrictModel):
 
     links: Whole = Field(ge=1, le=1000)
     submit: Literal["job", "launch"]
+    restarts: Whole = Field(ge=0, le=1000, default=0)
     max_failures: Whole = Field(ge=1, le=1000)
     save_before_end: Margin | None
     exclude_hours: float = Field(ge=0, le=87600)

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field, create_model
 
 from launcher.config.stage_schema import StrictModel
 from launcher.config.values import Line, LineList, Positive, Share, Text, Whole, matching
-from slipway.watch.parameters import REACTIONS, Parameters
+from slipway.watch.parameters import REACTIONS, RESTART, Parameters
 from slipway.watch.telling import WEBHOOK_STYLES
 
 
@@ -73,8 +73,9 @@ class TellConfig(StrictModel):
         return {f"watch.tell.{name}": path for name, path in paths.items() if path is not None}
 
 
-# By the name of a parameter, else by the type of its default.
+# By the name of a parameter, of one detector's before, else by the type of its default.
 _NAMED: dict[str, Any] = {
+    "no_step.reaction": Literal[(*REACTIONS[:-1], RESTART, REACTIONS[-1])],
     "reaction": Literal[REACTIONS],
     "part": Share,
     "at": Annotated[Text, AfterValidator(_check_time)] | None,
@@ -86,7 +87,10 @@ def _make_watch() -> type[BaseModel]:
     nodes: dict[str, Any] = {"tell": (TellConfig, Field(default_factory=TellConfig))}
     for name, defaults in Parameters()._asdict().items():
         keys = defaults._asdict().items()
-        fields: dict[str, Any] = {key: (_NAMED.get(key) or _TYPED[type(value)], value) for key, value in keys}
+        fields: dict[str, Any] = {
+            key: (_NAMED.get(f"{name}.{key}") or _NAMED.get(key) or _TYPED[type(value)], value)
+            for key, value in keys
+        }
         node = create_model(f"watch.{name}", __base__=StrictModel, **fields)
         nodes[name] = (node, Field(default_factory=node))
     return create_model("watch", __base__=StrictModel, **nodes)

@@ -90,6 +90,12 @@ class Launch:
         return read_attempts(self.paths.directory, job_id, self.manifest.tags)
 
     @property
+    def starts(self) -> list[JobAttempt]:
+        """Return the starts of its tasks: of an attempt several, if they were started again inside of it."""
+        job_id = None if self.is_chain else self.manifest.job_id
+        return read_attempts(self.paths.directory, job_id, self.manifest.tags, each_start=True)
+
+    @property
     def ref(self) -> JobRef | None:
         """Return the reference to its job; ``None`` without a job."""
         links, manifest = self.links, self.manifest

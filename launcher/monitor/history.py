@@ -35,6 +35,8 @@ from slipway.watch.alerts import Alert, read_alerts
 
 # Slurm's word for a job that was put back into the queue; a job does not stay in this state.
 REQUEUED = "REQUEUED"
+# Of tasks that were started again inside of their job.
+RESTARTED = "RESTARTED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One attempt of a job that had several, one task of an array, or one link of a chain.
+    """An attempt of a job that had several, a start of its tasks, a task of an array, or a link of a chain.
 
     Times are in Unix seconds. `reading` is the diagnosis of its end, with a remedy.
     """
@@ -78,6 +80,7 @@ class AttemptRow:
         return {
             "job_id": attempt.job_id,
             "attempt": attempt.number,
+            "restart": attempt.restarts,
             **attributes(self, "link", "state", "reason"),
             **attributes(attempt, "exit_code", "started", "ended"),
             "node_list": attempt.nodes,
@@ -118,9 +121,15 @@ class LaunchRow:
         chain = self.status.chain
         if chain is None or not self.attempts:
             return self.status.elapsed
-        links = [(row.elapsed, chain.jobs.get(row.attempt.job_id)) for row in self.attempts]
-        parts = [ran if ran is not None else job and elapsed_seconds(job) for ran, job in links]
-        return format_time_limit(int(sum(part or 0 for part in parts)))
+        started = {row.attempt.stem: row.attempt.started for row in reversed(self.attempts)}
+        seconds = 0.0
+        for stem, last in {row.attempt.stem: row.attempt for row in self.attempts}.items():
+            begin, end, job = started[stem], last.ended, chain.jobs.get(last.job_id)
+            if begin is not None and end is not None:
+                seconds += end - begin
+            elif job is not None:
+                seconds += elapsed_seconds(job) or 0
+        return format_time_limit(int(seconds))
 
     @property
     def notices(self) -> list[str]:
@@ -205,7 +214,7 @@ def starts_of(rows: Sequence[LaunchRow]) -> list[tuple[int, float]]:
 def _row(status: LaunchStatus, before: Launch | None) -> LaunchRow:
     launch = status.launch
     assert launch is not None
-    attempts = launch.attempts
+    attempts = launch.starts
     first = attempts[0] if attempts else None
     several = len(attempts) > 1 or launch.is_chain
     # Tasks of an array run at once, and their events cannot be separated.
@@ -274,13 +283,18 @@ def _attempt_rows(
     launch: Launch, attempts: Sequence[JobAttempt], status: JobStatus, stretches: Sequence[_Stretch]
 ) -> list[AttemptRow]:
     last = {attempt.job_id: attempt for attempt in attempts}
+    last_starts = {attempt.stem: attempt for attempt in attempts}
     rows = []
     for attempt, stretch in zip(attempts, stretches or [_Stretch()] * len(attempts), strict=True):
         is_last = last[attempt.job_id] is attempt
         job_status = status.chain.jobs.get(attempt.job_id, status) if status.chain else status
         state, reason = _end_of(attempt, job_status, is_last=is_last)
         link = attempt.link if launch.is_chain else None
-        reading = _reading(launch, attempt, job_status) if launch.is_chain and is_last else None
+        is_told = is_last and (launch.is_chain or attempt.restarts)
+        reading = _reading(launch, attempt, job_status) if is_told else None
+        if last_starts[attempt.stem] is not attempt:
+            state, reason = RESTARTED, None
+            reading = diagnose(attempt, failures=launch.paths.results / FAILURES)
         rows.append(AttemptRow(attempt, state, reason, stretch.steps, link, reading, stretch.damaged))
     return rows
 

@@ -37,7 +37,7 @@ from slipway.common.files import UnfitFile, open_regular, read_text
 from slipway.common.node.events import Train
 from slipway.common.node.evidence import read_rank_failures
 from slipway.common.node.excluded import EXCLUDED_NODES, read_excluded
-from slipway.common.node.marks import MARKS
+from slipway.common.node.marks import HANGS, MARKS
 from slipway.watch.alerts import ALERTS, read_alerts
 from slipway.watch.messages import draw
 
@@ -144,6 +144,7 @@ def gather(launch: Launch, compare: Compare) -> IncidentFiles:
     _copy_logs(files, launch, row.status)
     files.copy_all(paths.results / FAILURES, "failures")
     files.copy_all(paths.directory / MARKS, "marks")
+    files.copy_all(paths.directory / HANGS, HANGS)
     for path in (paths.run_dir / ALERTS, paths.run_dir / EXCLUDED_NODES, paths.metrics):
         files.copy(path, path.name)
     for name in ("packages.json", "git-info.log"):

@@ -88,9 +88,9 @@ def get_change_time(path: Path) -> float:
 
 
 def get_last_start(launch: Launch) -> float:
-    """Return the start of the newest of several attempts in Unix seconds, else 0: earlier errors are old."""
-    attempts = launch.attempts
-    return (attempts[-1].started or 0.0) if len(attempts) > 1 else 0.0
+    """Return the newest of several starts of the tasks in Unix seconds, else 0: earlier errors are old."""
+    starts = launch.starts
+    return (starts[-1].started or 0.0) if len(starts) > 1 else 0.0
 
 
 def rank_failures(launch: Launch) -> list[Left]:

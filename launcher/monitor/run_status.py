@@ -47,7 +47,9 @@ class Transitions:
         return {name: _format_iso(when) for name, when in asdict(self).items()}
 
 
-def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
+def transitions_of(
+    launch: Launch, status: JobStatus, attempts: Sequence[JobAttempt] | None = None
+) -> Transitions:
     """Return the times of the changes of state, from the manifest, the marks and Slurm's elapsed time."""
     created = datetime.fromisoformat(launch.manifest.created).timestamp()  # checked when it was read
     if status.state is State.NOT_SUBMITTED:
@@ -55,7 +57,7 @@ def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
     job_id = status.chain.job_id if status.chain else launch.manifest.job_id
     if job_id is None:
         return Transitions(submitted=created)
-    attempts = launch.attempts
+    attempts = launch.attempts if attempts is None else attempts
     if status.state is State.PENDING:
         # The job may have been requeued, or the previous link has just ended.
         last = _find_latest([created, *(attempt.ended for attempt in attempts)])
@@ -129,8 +131,12 @@ LINK = "LINK"
 
 @dataclass(frozen=True, kw_only=True)
 class StatusRow(LaunchStatus):
-    """The status of a launch, with the progress of its trainer."""
+    """The status of a launch, with the progress of its trainer.
 
+    `task_restarts` counts the new starts of the tasks inside of the job; `restarts` counts its requeues.
+    """
+
+    task_restarts: int = 0
     progress: Progress = field(default_factory=Progress)
     transitions: Transitions = field(default_factory=Transitions)
     damaged: Sequence[DamagedCheckpoint] = ()
@@ -198,7 +204,7 @@ class StatusRow(LaunchStatus):
             "VAL LOSS": tables.loss(progress.validation_loss),
             "TOKENS/S": tables.count(progress.tokens_per_second),
             "ETA": tables.duration(self.eta),
-            "RESTARTS": self.restarts or None,
+            "RESTARTS": self.restarts + self.task_restarts or None,
             "NODELIST": self.nodes,
             "USER": manifest.user if manifest and manifest.user != _me() else None,
             REASON: "; ".join(filter(None, [self.full_reason, *alerts, *notes, summary(self.damaged)])),
@@ -226,6 +232,7 @@ class StatusRow(LaunchStatus):
             "node_list": self.nodes,
             "left_out": self.left_out,
             "restarts": self.restarts,
+            "task_restarts": self.task_restarts,
             "tasks": {task: state.value for task, state in self.tasks.items()},
             "link": self.chain.current if self.chain else None,
             **attributes(self.chain, "max_links"),
@@ -304,16 +311,20 @@ def collect_status(refs: Sequence[RunRef]) -> list[StatusRow]:
 def _add_progress(item: LaunchStatus) -> StatusRow:
     if item.launch is None:
         return StatusRow.extending(item)
-    transitions, damaged = transitions_of(item.launch, item), find_damaged_checkpoints(item.launch)
-    progress, alerts = _read_progress(item, item.launch), open_alerts(item.run_dir)
-    return StatusRow.extending(
-        item, progress=progress, transitions=transitions, damaged=damaged, alerts=alerts
+    attempts = item.launch.attempts
+    row = StatusRow.extending(
+        item,
+        task_restarts=sum(attempt.restarts for attempt in attempts if attempt.job_id == item.job_id),
+        transitions=transitions_of(item.launch, item, attempts),
+        damaged=find_damaged_checkpoints(item.launch),
+        alerts=open_alerts(item.run_dir),
     )
+    return replace(row, progress=_read_progress(row, item.launch))
 
 
-def _read_progress(item: LaunchStatus, launch: Launch) -> Progress:
+def _read_progress(item: StatusRow, launch: Launch) -> Progress:
     with contextlib.suppress(OSError):  # another user's run that may not be read
-        events = newest_events(launch, restarted=item.has_restarted)
+        events = newest_events(launch, restarted=item.has_restarted or item.task_restarts > 0)
         return Progress(events, read_schedule(launch.paths.config))
     return Progress()
 

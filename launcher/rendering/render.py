@@ -24,6 +24,8 @@ TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
 # The template of a stage without a job script.
 _OF_STAGE = {"workspace": "session.sh.j2"}
+# The stages whose ranks may hang: they can be asked where they stand.
+_ANSWERING = ("training", "command")
 
 
 def user_templates(template_dir: Path) -> dict[str, str]:
@@ -66,6 +68,7 @@ def render(plan: Plan, template_dir: Path | None = None) -> dict[Path, str]:
         "salloc_arguments": salloc_arguments(plan),
         "leaks": RawShell(" ".join(f'"${{!{beginning}@}}"' for beginning in INHERITED_PREFIXES)),
         "has_templates": template_dir is not None,
+        "answers": plan.job.stage in _ANSWERING,
         "expansions": "; ".join(
             f"export {name}={expand(value, name)}" for name, value in plan.job.expansions.items()
         ),
@@ -93,6 +96,8 @@ def _list_copied(plan: Plan) -> Iterator[str]:
     """Yield the files of functions that a launch needs."""
     job, container = plan.job, plan.job.container
     yield "attach.sh"
+    if job.stage in _ANSWERING:
+        yield "python/sitecustomize.py"
     if job.binding is not None:
         yield "binding.sh"
     if container is not None and container.is_staged and plan.scheduler != "local":

@@ -98,6 +98,7 @@ def supervisor_settings(plan: Plan) -> Settings:
             exclude=job.queue.exclude or "",
             singleton=singleton,
             begin=job.queue.begin is not None,
+            restarts=chain.restarts,
         ),
         # Local processes run without containers.
         container=None if plan.scheduler == "local" else _container(job.container),

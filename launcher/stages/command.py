@@ -43,7 +43,7 @@ def _plan(run: StageRun, command: CommandConfig) -> Job:
         workdir = check_path(command.workdir, "command.workdir")
     # A mount of a missing directory fails: mount this one only if the program's words name it.
     is_named = any(config.data_dir in text for text in (*argv, workdir, *variables.values()))
-    return stage_job(
+    job = stage_job(
         run,
         requested,
         Payload(argv, workdir),
@@ -53,6 +53,7 @@ def _plan(run: StageRun, command: CommandConfig) -> Job:
         readable={Path(config.data_dir): "data_dir"} if is_named else {},
         directories={paths.results: None, **dict.fromkeys(written, "command.writable")},
     )
+    return replace(job, chain=replace(job.chain, restarts=config.resilience.restarts))
 
 
 def _changes(command: CommandConfig, cluster: ClusterConfig, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,8 +50,8 @@ def add_spares(config: RunConfig, stage: str, requested: Resources) -> Resources
             hint="resilience.spares=0, or resilience.nodes=null",
             also=("resilience.nodes",),
         )
-    if config.resilience.health == "off":
-        hint = "resilience.health=quick, or resilience.spares=0"
+    if config.resilience.health == "off" and not config.resilience.restarts:
+        hint = "resilience.health=quick, resilience.restarts=3, or resilience.spares=0"
         raise setting_error(f"{setting}: nothing finds a node that is to be replaced", hint=hint)
     segment, total = str(config.cluster.sbatch.get("segment")), requested.nodes + spares
     if segment.isdigit() and int(segment) and total % int(segment):

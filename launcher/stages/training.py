@@ -132,6 +132,7 @@ def _chain(config: RunConfig, checkpoints: str) -> Chain:
         max_failures=resilience.max_failures,
         exclude_hours=resilience.exclude_hours,
         checkpoints=checkpoints,
+        restarts=resilience.restarts,
     )
 
 

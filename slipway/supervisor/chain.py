@@ -13,8 +13,11 @@ A link that has begun is in one of three states, and two events move it::
 The successor is submitted when a link begins, so that a node that dies does not end the chain, and only where
 it is missing.
 
-A failure is a link that ended without a newer checkpoint than it began with. Links that were preempted or
-requeued, or left because of sick nodes, do not count. A newer checkpoint forgives all failures before it.
+Within RUNS the tasks may be started again (`why_not_again`), as often as `ChainSettings.restarts` says.
+
+A failure is a start of the tasks that ended without a newer checkpoint than it began with. Links that were
+preempted or requeued, or left because of sick nodes, do not count. A newer checkpoint forgives all failures
+before it.
 """
 
 from enum import Enum
@@ -157,11 +160,62 @@ def limit_failures(settings: ChainSettings, ending: Ending, failures: int, has_p
     """Stop a chain that gets nowhere: `failures` counts this ending."""
     if ending.is_final or not ending.is_failure or has_progressed:
         return ending
-    if settings.links == 1 or failures < settings.max_failures:
+    if (settings.links == 1 and not settings.restarts) or failures < settings.max_failures:
         return ending
-    count = "it" if failures == 1 else f"{failures} links in a row"
+    count = "it" if failures == 1 else f"{failures} {'starts' if settings.restarts else 'links'} in a row"
     why = f"{count} ended without a new checkpoint: {ending.why}"
     return ending._replace(verdict="stop", why=why, nodes=())
+
+
+class Allocation(NamedTuple):
+    """The known facts about the allocation in which tasks have ended.
+
+    Attributes
+    ----------
+    is_running
+        Slurm does not end the job, as far as it says.
+    seconds
+        Time that is left of it; ``None`` for no limit.
+    has_healthy
+        There are enough nodes without those at fault.
+    """
+
+    is_running: bool = True
+    seconds: Optional[float] = None
+    has_healthy: bool = True
+
+
+# Rules of ends at which the tasks have left as they were to, or the job itself ends.
+_OF_JOB = ("left", "saved", "time_limit", "preempted", "ended_by_user", "cancelled", "lost")
+# A start that has less time than that before the job saves and leaves gets nowhere.
+_LEAST_SECONDS = 60
+
+
+def why_not_again(
+    settings: ChainSettings, restarts: int, ending: Ending, allocation: Allocation, margin: int
+) -> str:
+    """Return why the tasks of a job are not started again inside of it; empty if they are.
+
+    Parameters
+    ----------
+    restarts
+        Number of times that they were.
+    ending
+        Their end, if it is final by `decide_after_end` as well.
+    margin
+        Seconds before the limit at which the job saves.
+    """
+    if ending.is_final or ending.rule in _OF_JOB:
+        return ending.why
+    if restarts >= settings.restarts:
+        return f"resilience.restarts={settings.restarts} are used up"
+    if not allocation.is_running:
+        return "Slurm ends the job, or does not answer"
+    if allocation.seconds is not None and allocation.seconds < margin + _LEAST_SECONDS:
+        return f"{max(0, int(allocation.seconds))} seconds are left of its time limit"
+    if ending.nodes and not allocation.has_healthy:
+        return f"no other node is there in place of {','.join(ending.nodes)}"
+    return ""
 
 
 def _submits(settings: ChainSettings, link: int, has_successor: bool) -> bool:

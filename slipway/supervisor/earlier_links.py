@@ -38,8 +38,8 @@ class EarlierLinks:
         jobs: Dict[int, Optional[str]] = {1: marks.job_of(directory)}
         jobs.update(marks.later_jobs(directory, tags))
         attempts: Dict[int, JobAttempt] = {}
-        for attempt in marks.read_attempts(directory, tags=tags):
-            # Not one of a script that was submitted by hand; of a job that was requeued the last.
+        for attempt in marks.read_attempts(directory, tags=tags, each_start=True):
+            # Not one of a script that was submitted by hand; of a job with several starts the last.
             if attempt.link < self._job.link and jobs.get(attempt.link) in (None, attempt.job_id):
                 attempts[attempt.link] = attempt
         last = self._job.link - 1

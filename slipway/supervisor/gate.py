@@ -50,9 +50,10 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
         If the job was signalled meanwhile.
     """
     begin = time.monotonic()
+    asked = nodes.list_usable()
     findings: Findings = {}
     try:
-        findings = _ask_all(job, nodes.hosts, health, signals)
+        findings = _ask_all(job, asked, health, signals)
     except OSError as error:  # no srun
         job.say(f"the nodes' health is not known: {error}", sys.stderr)
     if not findings:
@@ -60,10 +61,11 @@ def pass_gate(job: Job, nodes: Nodes, health: HealthSettings, later: LaterLinks,
     sick = judge(findings)
     seconds = time.monotonic() - begin
     kept = {host: [each for each in own if each.severity != COUNT] for host, own in findings.items()}
-    job.leave(HEALTH, {"seconds": round(seconds, 3), "findings": kept}, sync=False)
+    name = f"{HEALTH}-{job.restarts}" if job.restarts else HEALTH
+    job.leave(name, {"seconds": round(seconds, 3), "findings": kept}, sync=False)
     for why, hosts in _find_warnings(findings).items():
         job.say(f"{', '.join(hosts[:_MOST_NAMED])}{', ...' if hosts[_MOST_NAMED:] else ''}: {why}")
-    count = f"{len(nodes.hosts)} node{'' if len(nodes.hosts) == 1 else 's'}"
+    count = f"{len(asked)} node{'' if len(asked) == 1 else 's'}"
     job.say(f"health of {count} in {seconds:.1f} s: {len(sick)} sick")
     if not sick:
         return

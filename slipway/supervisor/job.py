@@ -29,6 +29,10 @@ class Job(NamedTuple):
         Unix time at which the supervisor started.
     environment
         The environment in which the job was submitted, before the script exported anything.
+    restarts
+        Number of times that its tasks were started again.
+    restarted
+        Unix time of the last of them; 0 without.
     """
 
     id: str
@@ -40,6 +44,13 @@ class Job(NamedTuple):
     settings: Settings
     began: int
     environment: Dict[str, str]
+    restarts: int = 0
+    restarted: int = 0
+
+    @property
+    def tasks_began(self) -> int:
+        """Unix time since when its tasks run, or could: what is older is of tasks before these."""
+        return self.restarted or self.began
 
     @property
     def marks(self) -> str:

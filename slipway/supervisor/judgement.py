@@ -28,7 +28,7 @@ def must_continue(job: Job, signalled: Optional[str]) -> bool:
     """Return True if the tasks exited with 0 although the training is not finished."""
     if job.settings.save_signal != "TERM":
         return False
-    lines = _evidence(job, job.id, job.began)
+    lines = _evidence(job, job.id, job.tasks_began)
     if any(re.search(_REACHED_MAX_STEPS, line) for line in lines):
         return False
     if not signalled and not any(re.search(_SAVED_AND_LEFT, line) for line in lines):

@@ -5,7 +5,7 @@ The decisions are in `slipway.supervisor.chain`; this carries them out. Nothing 
 """
 
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slipway.common.node import checkpoints, marks
 from slipway.common.node.settings import SLURM
@@ -18,6 +18,14 @@ from slipway.supervisor.job import Job, Leave
 from slipway.supervisor.judgement import facts_of_end, fields_of, judge_end
 from slipway.supervisor.later_links import LaterLinks
 from slipway.supervisor.slurm import Slurm
+
+
+class Judged(NamedTuple):
+    """The end of a job's tasks as it was judged: the fields of its mark, and what follows for the chain."""
+
+    fields: Dict[str, Any]
+    ending: Ending
+    step: Transition
 
 
 class Link:
@@ -42,10 +50,7 @@ class Link:
         """
         job, before = self._job, None
         self._dependents.require_done()
-        self._tidy()
-        with job.best_effort("its newest checkpoint is not known"):
-            self._began_with = self._progress()
-            self._is_beginning_known = True
+        self._look_at_checkpoint()
         with job.best_effort("what came before is not known"):
             # A further job of a stage that is repeated continues nothing.
             is_further = job.link > 1 and self._chain.links > 1
@@ -75,16 +80,44 @@ class Link:
         fields["avoids"] = ",".join(self.later.list_avoided())
         return fields
 
+    def restart(self, job: Job, failures: int) -> None:
+        """Note that the tasks start again, after so many failures in a row, from the newest checkpoint."""
+        self._job, self._failures = job, failures
+        self._look_at_checkpoint()
+
+    def exclude(self, nodes: Sequence[str], why: str) -> None:
+        """Let later links avoid nodes at fault, while this one goes on without them."""
+        self._exclude(nodes, why, self._job.claimant)
+
     def end(
-        self, code: int, hosts: Sequence[str], signalled: Optional[str], verdict: Optional[Verdict] = None
+        self,
+        code: int,
+        hosts: Sequence[str],
+        signalled: Optional[str],
+        verdict: Optional[Verdict] = None,
+        judged: Optional[Judged] = None,
     ) -> Tuple[Ending, bool]:
         """Judge how the link ended, leave its mark, and submit the next link if `begin` could not.
 
         Return the judgement, and True if a next link may go on.
         """
+        if judged is None:
+            # Should Slurm not answer in time.
+            self._job.leave(marks.ENDED, self.fields_of_end(code, signalled))
+            judged = self.judge(code, hosts, signalled, verdict)
+        self._job.leave(marks.ENDED, {**self.fields(), **judged.fields})
+        return judged.ending, self._go_on(judged.step, judged.ending)
+
+    def fields_of_end(self, code: int, signalled: Optional[str] = None) -> Dict[str, Any]:
+        """Return the fields of a mark for an end that is not judged yet."""
+        return dict(self.fields(), exit_code=code, ended=int(time.time()), signal=signalled)
+
+    def judge(
+        self, code: int, hosts: Sequence[str], signalled: Optional[str], verdict: Optional[Verdict] = None
+    ) -> Judged:
+        """Judge how the tasks ended, by Slurm's words, the logs and the checkpoints."""
         job = self._job
-        fields = dict(self.fields(), exit_code=code, ended=int(time.time()), signal=signalled)
-        job.leave(marks.ENDED, fields)  # should Slurm not answer in time
+        fields = self.fields_of_end(code, signalled)
         is_slurms = self._settings.scheduler == SLURM and bool(self._slurm.job_id)
         # Slurm may not say yet that it ends the job.
         record = self._slurm.show_job(self._slurm.job_id) if is_slurms else None
@@ -96,23 +129,24 @@ class Link:
             progress = self._is_beginning_known and checkpoints.is_newer(self._progress(), self._began_with)
         if self._is_beginning_known and self._settings.checkpoints:
             facts = facts._replace(progress=progress)
-        judged_fields, ending = judge_end(job, self._slurm, job.id, facts, hosts, job.began)
+        judged_fields, ending = judge_end(job, self._slurm, job.id, facts, hosts, job.tasks_began)
         if verdict and facts.state != "CANCELLED":
             judged_fields = {"step": judged_fields.get("step")}  # no rank failed first
             nodes = tuple(host for host in hosts if host in verdict.nodes) if verdict.continues else ()
             word = "stop" if not verdict.continues else "exclude" if nodes else "continue"
             ending = Ending(word, verdict.rule, marks.quote(verdict.why), nodes)
-        restarts = int(job.attempt.rpartition(".")[2])
-        if ending.rule == "ended_by_user" and record and record.restarts > restarts:
+        requeues = int(job.attempt.rpartition(".")[2])
+        if ending.rule == "ended_by_user" and record and record.restarts > requeues:
             ending = ending._replace(why="somebody requeued it")
         has_next = self.later.next_job() is not None
+        # Where there are no checkpoints, nobody can say that it made no progress.
+        progress = progress or not self._settings.checkpoints
         step = decide_after_end(self._chain, job.link, ending, self._failures, progress, has_next)
         ending = step.ending or ending
         state = record and state_at_end(record.state, record.reason, record.preempted, record.requeue)
         fields.update(judged_fields, state="CANCELLED" if facts.state == "CANCELLED" else state)
         fields.update(fields_of(ending))
-        job.leave(marks.ENDED, fields)
-        return ending, self._go_on(step, ending)
+        return Judged(fields, ending, step)
 
     def _go_on(self, step: Transition, ending: Ending) -> bool:
         """Prepare what follows this link, or keep it from running; return True if a next one may go on."""
@@ -157,8 +191,7 @@ class Link:
         """Avoid the nodes at fault, and end the chain or submit the next link."""
         nodes = step.ending.nodes if step.ending else ()
         if step.ending and nodes:
-            with self._job.best_effort(f"does not exclude {','.join(nodes)}"):
-                self.later.exclude(nodes, step.ending.why, failed_under or self._job.claimant)
+            self._exclude(nodes, step.ending.why, failed_under or self._job.claimant)
         if step.phase is Phase.OVER:
             with self._job.best_effort("later links may run"):
                 self.later.end_chain(why)
@@ -166,6 +199,18 @@ class Link:
             with self._job.best_effort(not_submitted):
                 if not self.later.submit_next():
                     self._job.say(not_submitted)
+
+    def _exclude(self, nodes: Sequence[str], why: str, failed_under: str) -> None:
+        with self._job.best_effort(f"does not exclude {','.join(nodes)}"):
+            self.later.exclude(nodes, why, failed_under)
+
+    def _look_at_checkpoint(self) -> None:
+        """Tidy what killed tasks have left, and note the checkpoint from which the tasks begin."""
+        self._tidy()
+        self._is_beginning_known = False
+        with self._job.best_effort("its newest checkpoint is not known"):
+            self._began_with = self._progress()
+            self._is_beginning_known = True
 
     def _tidy(self) -> None:
         directory = self._settings.checkpoints

@@ -4,22 +4,19 @@ import contextlib
 import io
 import os
 import re
-import signal
 import sys
 import time
-from typing import IO, TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Sequence
+from typing import IO, TYPE_CHECKING, Dict, NoReturn, Optional, Sequence
 
 from slipway.common.files import read_json
 from slipway.common.node import marks, settings
-from slipway.common.node.settings import EXIT_INTERRUPTED, LOCAL, SLURM
+from slipway.common.node.settings import LOCAL, SLURM
 from slipway.supervisor.job import Job, Leave, Unusable, print_traceback
-from slipway.supervisor.nodes import SickNodes, find_nodes
-from slipway.supervisor.step import ask_slurm_for_loss, meet, prepare_command, run_tasks
+from slipway.supervisor.nodes import SickNodes
 from slipway.supervisor.tasks import Signalled, Signals, run_before
 
 if TYPE_CHECKING:
     from slipway.supervisor.link import Link
-    from slipway.supervisor.time_limit import TimeLimit
 
 # The script keeps the environment that it was submitted in there, as `env -0` prints it.
 _ENVIRONMENT_FD = 9
@@ -66,6 +63,11 @@ def _main(arguments: Sequence[str]) -> int:
         from slipway.supervisor.health import answer  # late: jobs themselves need none of it
 
         return answer(arguments[1])
+    if arguments[:1] == ["stacks"] and len(arguments) == 2:
+        from slipway.supervisor.hang_probe import print_ranks  # late: on other nodes alone
+
+        print_ranks(arguments[1])
+        return 0
     is_point = arguments[:1] == ["point"] and len(arguments) > 1
     if not is_point and "--" not in arguments[1:-1]:
         print(_USAGE, file=sys.stderr)
@@ -195,16 +197,14 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
     Leave
         If the chain is over.
     """
-    from slipway.supervisor.judgement import must_continue
     from slipway.supervisor.link import Link
     from slipway.supervisor.slurm import Slurm
-    from slipway.supervisor.termination import Termination
+    from slipway.supervisor.starts import Starts
     from slipway.supervisor.time_limit import TimeLimit
 
     slurm = Slurm(job)
-    link, limit, termination = Link(job, slurm), TimeLimit(job, slurm), Termination(job, slurm)
-    hosts: List[str] = []
-    code = 1
+    link, limit = Link(job, slurm), TimeLimit(job, slurm)
+    starts = Starts(job, slurm, link, limit)
     with contextlib.suppress(OSError):
         marks.make_directory(job.directory)
     try:
@@ -218,29 +218,11 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
         signals.check()
         if os.environ.get(_UNREADABLE):
             raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
-        nodes = find_nodes(job.settings)
-        if job.settings.health:
-            from slipway.supervisor.gate import pass_gate  # late: most jobs have none
-
-            pass_gate(job, nodes, job.settings.health, link.later, signals)
-        hosts = nodes.choose()
-        meet(job, hosts)
-        _mark_start(job, link, limit, hosts, nodes.describe_left_out())
-        command = prepare_command(job, command, hosts, signals)
-        signals.check()
-        code = run_tasks(job, limit, command, signals, termination, link.hooks())
-        if code == 0 and job.settings.scheduler != LOCAL:
-            code = ask_slurm_for_loss(job, slurm)
-        job.say(f"the tasks ended with exit code {code}")
-        if termination.verdict:
-            code = code if code not in (0, EXIT_INTERRUPTED) else 1  # a job that was ended did not succeed
-        elif code == 0 and must_continue(job, signals.first):
-            code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
+        starts.run(command, signals)
     except Signalled:
-        code = _ENDED_EARLY
+        starts.code = _ENDED_EARLY
     except SickNodes as sick:
-        hosts, termination.verdict = sick.hosts, sick.verdict
-        _mark_start(job, link, limit, hosts)
+        starts.give_up(sick)
     except OSError as error:
         job.say(str(error), sys.stderr)
     except Leave:
@@ -252,12 +234,12 @@ def _run_link(job: Job, command: Sequence[str], signals: Signals) -> int:
         link.later.abandon()
         raise Leave(f"saves nothing and leaves no word of its end: {why}", code=1)
     with job.best_effort("how it ended is not known"):
-        ending, goes_on = link.end(code, hosts, signals.first, termination.verdict)
-        if hosts and ending.rule != "ended_by_user":
+        ending, goes_on = link.end(starts.code, starts.hosts, signals.first, starts.verdict, starts.judged)
+        if starts.hosts and ending.rule != "ended_by_user":
             from slipway.supervisor.watching import tell_end
 
             tell_end(job, ending, goes_on)
-    return code
+    return starts.code
 
 
 def _wait_for_turn(job: Job, signals: Signals) -> None:
@@ -292,19 +274,7 @@ def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:
         if not pause:
             job.say(f"waits for the end of job {earlier}: its own dependency is lost")
         pause = min(2 * pause or 1, _LONGEST_PAUSE)
-        number = signals.wait(pause)
-        if number is not None and number != signal.SIGCHLD:
-            signals.note(number)
-            raise Signalled
-
-
-def _mark_start(job: Job, link: "Link", limit: "TimeLimit", hosts: Sequence[str], left_out: str = "") -> None:
-    """Leave the mark that the job has started."""
-    fields: Dict[str, Any] = {"started": int(time.time()), "nodes": ",".join(hosts)}
-    fields.update(left_out=left_out, time_limit=limit.seconds)
-    with job.best_effort("its place in the chain is not known"):
-        fields.update(link.fields())
-    job.leave(marks.STARTED, fields, sync=False)
+        signals.sleep(pause)
 
 
 def _say(message: str, stream: Optional[IO[str]] = None) -> None:

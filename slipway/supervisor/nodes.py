@@ -43,13 +43,18 @@ class Nodes:
 
     def has_enough(self) -> bool:
         """Return True if the tasks can run on what is left."""
-        return len(self._usable()) >= (self.count or len(self.hosts))
+        return len(self.list_usable()) >= (self.count or len(self.hosts))
+
+    def can_spare(self, hosts: Sequence[str]) -> bool:
+        """Return True if the tasks can run without these as well."""
+        return len(set(self.list_usable()) - set(hosts)) >= (self.count or len(self.hosts))
 
     def choose(self) -> List[str]:
         """Return the hosts for the tasks, in Slurm's order."""
-        return self._usable()[: self.count]
+        return self.list_usable()[: self.count]
 
-    def _usable(self) -> List[str]:
+    def list_usable(self) -> List[str]:
+        """Return the hosts that are not left out."""
         return [host for host in self.hosts if host not in self.left_out]
 
 

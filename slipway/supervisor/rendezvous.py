@@ -13,13 +13,12 @@ _TRIES = 50
 _LISTENING = "0A"
 
 
-def rendezvous(scheduler: str, hosts: Sequence[str]) -> Tuple[str, int]:
-    """Return the address and the port at which the tasks of these hosts meet."""
-    if scheduler == LOCAL:
-        return "127.0.0.1", free_port(os.getpid())
+def rendezvous(scheduler: str, hosts: Sequence[str], restarts: int = 0) -> Tuple[str, int]:
+    """Return the address and the port at which the tasks of these hosts meet: each time another port."""
     # Several runs may share an allocation.
-    number = os.getpid() if scheduler == ALLOCATION else int(os.environ["SLURM_JOB_ID"])
-    return hosts[0], free_port(number)
+    is_shared = scheduler in (LOCAL, ALLOCATION)
+    number = os.getpid() if is_shared else int(os.environ["SLURM_JOB_ID"])
+    return "127.0.0.1" if scheduler == LOCAL else hosts[0], free_port(number + restarts * _STEP)
 
 
 def free_port(number: int) -> int:

@@ -189,6 +189,13 @@ class Slurm:
         command = ["sbatch", "--test-only", "--exclude=" + exclude, settings.script, settings.tag]
         return self._run(command, _QUESTION_SECONDS, as_submitted=True)
 
+    def find_steps(self, name: str = "") -> Optional[List[str]]:
+        """Return the job's steps of a name, or all but the script's; ``None`` where Slurm does not answer."""
+        answer = self._squeue("--steps", "--format=%i %j", "--jobs=" + self.job_id)
+        steps = [line.partition(" ") for line in map(str.strip, answer.output.splitlines())]
+        numbered = [step for step, _, other in steps if re.search(r"\.[0-9]+$", step) and name in ("", other)]
+        return numbered if answer.code == 0 else None
+
     # --- actions ---
 
     def submit(self, script: str, arguments: Sequence[str], flags: Sequence[str]) -> Answer:
@@ -226,9 +233,11 @@ class Slurm:
 
     def kill_steps(self) -> None:
         """Kill the job's tasks on all nodes: at the job's own end they would get a signal, and save."""
-        output = self._squeue("--steps", "--format=%i", "--jobs=" + self.job_id).output
-        steps = [step for step in output.split() if re.search(r"\.[0-9]+$", step)]
-        if steps:  # the script is a step as well
+        self.kill(self.find_steps() or [])
+
+    def kill(self, steps: Sequence[str]) -> None:
+        """Kill the tasks of steps."""
+        if steps:
             self._run(["scancel", "--signal=KILL", *steps], _ACTION_SECONDS)
 
     # --- how ---

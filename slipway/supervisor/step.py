@@ -26,10 +26,14 @@ _POLL_AGAIN = 60.0
 
 def meet(job: Job, hosts: Sequence[str]) -> None:
     """Choose where the tasks meet: the first of their hosts, and a port that is free there."""
-    address, port = rendezvous(job.settings.scheduler, hosts)
+    address, port = rendezvous(job.settings.scheduler, hosts, job.restarts)
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
     run_name, launch, names = job.settings.run, job.settings.launch, ", ".join(hosts)
-    job.say(f"run {run_name}, launch {launch}, on {names}; rendezvous at {address}:{port}")
+    launch_name = f"launch {launch}{f', restart {job.restarts}' if job.restarts else ''}"
+    text = f"run {run_name}, {launch_name}, on {names}; rendezvous at {address}:{port}"
+    job.say(text)
+    if job.restarts and not os.path.samestat(os.fstat(1), os.fstat(2)):
+        job.say(text, sys.stderr)  # what is before it in a log is of the tasks before these
 
 
 def prepare_command(job: Job, command: Sequence[str], hosts: Sequence[str], signals: Signals) -> List[str]:
@@ -38,6 +42,8 @@ def prepare_command(job: Job, command: Sequence[str], hosts: Sequence[str], sign
     values = {HOSTS: ",".join(hosts)}
     if scheduler == LOCAL:  # no containers, and no other node
         return fill_in(command, values, job.directory)
+    if job.settings.chain.restarts:  # by which it is found
+        command = [*command[:1], "--job-name=" + os.environ.get("SLURM_JOB_NAME", ""), *command[1:]]
     count = str(len(hosts))
     on_each_node = [
         "srun",

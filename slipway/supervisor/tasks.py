@@ -66,6 +66,13 @@ class Signals:
             self.note(number)
             raise Signalled
 
+    def sleep(self, seconds: float) -> None:
+        """Wait; raise `Signalled` at once if the job is signalled."""
+        number = self.wait(seconds)
+        if number is not None and number != signal.SIGCHLD:
+            self.note(number)
+            raise Signalled
+
     def note(self, number: int, as_name: str = "") -> None:
         """Remember a signal if it is the first one."""
         self.first = self.first or as_name or signal.Signals(number).name[3:]

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections import deque
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from slipway.common.files import write_atomic
 from slipway.common.node import checkpoints, marks
@@ -24,12 +24,12 @@ from slipway.supervisor.chain import Ending
 from slipway.supervisor.hooks import Hook, Verdict
 from slipway.supervisor.job import Job
 from slipway.watch import parameters, telling
-from slipway.watch.detectors import FIRING, QUIET, Reading, read_all
+from slipway.watch.detectors import BLIND, FIRING, QUIET, Reading, read_all, say_duration
 from slipway.watch.pace import Schedule
 from slipway.watch.windows import ChainState, DiskSpace, Facts, JobState, Window, measure_disk
 
-# The name of the alert that a run ended before its training was done.
-ENDED = "ended"
+# The names of the alerts that a run ended before its training was done, and that its tasks start again.
+ENDED, RESTARTED = "ended", "restarted"
 
 # As many deliveries may take their longest time before all are ended: those that were not made come next.
 _DELIVERIES = 20
@@ -39,14 +39,18 @@ _KINDS: Dict[str, Any] = {kind.__name__: kind for kind in (Start, Train, Validat
 _HOLD = "hold"
 # For the last messages of a run.
 _LAST_SECONDS = 10.0
-# The reactions that end the tasks, and whether these save first.
-_ENDS_TASKS = {"save": True, "stop": False}
+# The reactions that end the tasks; they save first only with the first.
+_ENDS_TASKS = ("save", "stop", parameters.RESTART)
+# Seconds of a look, which may ask all ranks where they stand.
+_LOOK_SECONDS = 60.0
+_NO_STEP, _HANG = "no_step", "hang"
 
 
 def watch_training(job: Job) -> Hook:
     """Return the hook that reads the training's events and asks the detectors."""
     watch = _Watch(job)
-    return Hook("the watch", watch.look, watch.take, every=telling.from_json(job.settings.tell).every)
+    every = telling.from_json(job.settings.tell).every
+    return Hook("the watch", watch.look, watch.take, _LOOK_SECONDS, every)
 
 
 def tell_people(job: Job) -> Hook:
@@ -70,7 +74,7 @@ class _Watch:
         With it goes the verdict, if the tasks are to end.
         """
         events, facts = self._read_events(job), _find_facts(job)
-        readings = self._remember(events, facts)
+        readings, suspects = self._explain_hang(job, events, self._remember(events, facts))
         answer: Dict[str, Any] = {
             "reader": base64.b64encode(pickle.dumps(self._reader)).decode(),
             "events": [(type(event).__name__, *event) for event in events],
@@ -78,12 +82,20 @@ class _Watch:
             "verdict": None,
         }
         _leave_sign(job, facts.time)
-        for message in _record(job, [*readings, Reading(ENDED, QUIET, "the run goes on")]):
+        quiet = [Reading(name, QUIET, "the run goes on") for name in (ENDED, RESTARTED)]
+        for message in _record(job, [*readings, *quiet]):
             job.say(f"watch: {message.event}: {message.why} ({message.name})")
             if message.reaction == _HOLD:
                 _hold_successors(job)
             elif message.reaction in _ENDS_TASKS:
-                answer["verdict"] = (message.detector, message.why, False, _ENDS_TASKS[message.reaction])
+                rule, continues = message.detector, message.reaction == parameters.RESTART
+                answer["verdict"] = (
+                    _HANG if continues else rule,
+                    message.why,
+                    continues,
+                    message.reaction == "save",
+                    suspects,
+                )
         return answer
 
     def take(self, job: Job, answer: Dict[str, Any]) -> Optional[Verdict]:
@@ -99,7 +111,50 @@ class _Watch:
             JobState(*state),
         )
         self._remember(events, facts)
-        return Verdict(*answer["verdict"]) if answer["verdict"] else None
+        if not answer["verdict"]:
+            return None
+        rule, why, continues, saves, suspects = answer["verdict"]
+        return Verdict(rule, why, continues, saves, tuple(suspects))
+
+    def _explain_hang(
+        self, job: Job, events: List[Event], readings: List[Reading]
+    ) -> Tuple[List[Reading], Sequence[str]]:
+        """Let the ranks say why there is no step, before people are told; return the suspect hosts as well.
+
+        Ranks that still move may only be slow: they are not ended before the time of a pause is over. What
+        comes meanwhile is added to `events`.
+        """
+        from slipway.watch import alerts
+
+        own = self._parameters.no_step
+        restarts = own.reaction == parameters.RESTART
+        index = next((at for at, each in enumerate(readings) if each.detector == _NO_STEP), None)
+        if index is None:
+            return readings, ()
+        reading, listens = readings[index], readings[index].state == BLIND and restarts
+        if listens:
+            reading = _listen(job, self._window.now, own.first)
+        hosts: Sequence[str] = ()
+        names = [alert.first.detector for alert in alerts.open_alerts(job.settings.run_dir)]
+        if reading.state == FIRING and _NO_STEP not in names:
+            with job.best_effort("the ranks could not be asked where they stand"):
+                from slipway.supervisor import hangs
+
+                inquiry = hangs.find_hang(job)
+                hosts, why = inquiry.hang.hosts, f"{reading.why}: {inquiry.hang.why}"
+                is_short = self._window.now - (reading.since or 0.0) <= own.pause
+                later = self._read_events(job)
+                events += later
+                if later or (listens and _listen(job, self._window.now, own.first).state == QUIET):
+                    reading = reading._replace(state=QUIET, why="it goes on")
+                elif inquiry.hang.moves:
+                    state = QUIET if restarts and is_short else FIRING
+                    reading = reading._replace(state=state, why=f"{why}; the ranks still move")
+                else:
+                    reading = reading._replace(why=why)
+                if reading.state == FIRING:
+                    hangs.keep(job, inquiry)
+        return [*readings[:index], reading, *readings[index + 1 :]], hosts
 
     def _remember(self, events: Sequence[Event], facts: Facts) -> List[Reading]:
         for event in events:
@@ -112,6 +167,17 @@ class _Watch:
         if self._reader is None:
             self._reader = _open_reader(job)
         return list(deque(self._reader.stream(), maxlen=_MOST_EVENTS))
+
+
+def _listen(job: Job, now: float, limit: float) -> Reading:
+    """Return that a job whose steps nobody can read hangs, if its log has not grown for so long."""
+    moments = [float(job.tasks_began)]
+    for extension in (".out", ".err"):
+        with contextlib.suppress(OSError):
+            moments.append(os.stat(f"{job.settings.log}{job.id}{extension}").st_mtime)
+    since = max(moments)
+    why = f"no output for {say_duration(now - since)}"
+    return Reading(_NO_STEP, FIRING if now - since > limit else QUIET, why, since=since)
 
 
 def _open_reader(job: Job) -> Union[EventReader, ProgressReader]:
@@ -143,7 +209,7 @@ def _find_facts(job: Job) -> Facts:
             None if job.by_hand else marks.job_of(job.directory, job.link + 1) is not None,
             job.began + seconds if seconds else None,
         ),
-        JobState("RUNNING", False, float(job.began)),
+        JobState("RUNNING", False, float(job.tasks_began)),
     )
 
 
@@ -207,12 +273,27 @@ def tell_end(job: Job, ending: Ending, goes_on: bool) -> None:
     """
     if goes_on and ending.verdict != "done":
         return
+
+    def tell() -> None:
+        _record_end(job, ending)
+        _deliver_last(job)
+
+    _call_in_child(job, tell)
+
+
+def tell_restart(job: Job, ending: Ending) -> None:
+    """Record, to be told while the tasks run again, that they ended and start once more."""
+    reading = Reading(RESTARTED, FIRING, f"the tasks start again: {ending.why}", since=time.time())
+    _call_in_child(job, lambda: _record(job, [reading]))
+
+
+def _call_in_child(job: Job, call: Callable[[], object]) -> None:
+    """Call a function in another process for a while: a file system or a receiver may hang."""
     process = os.fork()
     if not process:
         try:
-            with job.best_effort("people are not told of its end"):
-                _record_end(job, ending)
-                _deliver_last(job)
+            with job.best_effort("people are not told of the end of its tasks"):
+                call()
         finally:
             os._exit(0)
     end = time.monotonic() + _LAST_SECONDS
@@ -239,5 +320,8 @@ def _record_end(job: Job, ending: Ending) -> None:
     names = [alert.first.detector for alert in alerts.open_alerts(job.settings.run_dir)]
     if ending.verdict == "done" or ending.rule == "cancelled":
         _record(job, [Reading(name, QUIET, ending.why) for name in names])
-    elif ending.rule not in names:  # a detector that ended the tasks has an alert already
-        _record(job, [Reading(ENDED, FIRING, f"the run has ended: {ending.why}", since=time.time())])
+    elif (
+        _NO_STEP if ending.rule == _HANG else ending.rule
+    ) not in names:  # its detector has an alert already
+        over = Reading(RESTARTED, QUIET, ending.why)
+        _record(job, [over, Reading(ENDED, FIRING, f"the run has ended: {ending.why}", since=time.time())])

@@ -8,6 +8,8 @@ from typing import Any, Mapping, NamedTuple, Optional
 
 # What is done when a detector fires; `off` does not run it.
 REACTIONS = ("notify", "hold", "save", "stop", "off")
+# Of a hang alone: the tasks end, and the training begins again from the newest checkpoint.
+RESTART = "restart"
 
 
 class NonFinite(NamedTuple):

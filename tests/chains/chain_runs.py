@@ -23,7 +23,7 @@ from tests.jobs.on_slurm.sandbox_runs import Done, SandboxRuns
 from tests.warm import WarmPool
 
 PREFIX = "chain-"
-NODES = 12
+NODES = 14
 # Long enough that only a wait in vain reaches it, however busy the machine is.
 PATIENCE_SECONDS = 900
 # Between two looks; squeue, called by all chains at once, would take a processor of its own.

@@ -10,6 +10,7 @@ from tests.chains.chain_runs import CHAIN, HEADER, ChainRuns
 from tests.chains.chain_training import interrupted, rewound
 from tests.chains.elastic_scenarios import FEWER, elastic
 from tests.chains.following_scenarios import FOLLOWING
+from tests.chains.restart_scenarios import RESTARTED
 from tests.chains.rewound_directories import REWOUND
 from tests.chains.spoilt_training import SPOILT, spoilt
 from tests.fakes.programs import write_programs
@@ -183,6 +184,7 @@ SCENARIOS: dict[str, Scenario] = {
     "tried": interrupted,
     FEWER: elastic,
     SPOILT: spoilt,
+    **RESTARTED,
     "rewound": rewound,
     **REWOUND,
     "bereft": bereft,

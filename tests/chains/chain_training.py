@@ -121,6 +121,10 @@ class Training:
         runs.until(f"link {link} of {self.name} trains", trained, self.name)
         return runs.links(self.name)[link - 1]
 
+    def order(self, rank: int, word: str) -> None:
+        """Have a rank fail once at its next step."""
+        self._pace.with_name(f"order.{rank}").write_text(word)
+
     def ranks(self, job: str) -> list[int]:
         """Return the processes of a job's ranks."""
         events = [event for event in self._runs.pool.journal(paced_trainer.__name__) if event["job"] == job]

@@ -54,6 +54,13 @@ def test_alternatives_are_no_dependency_of_a_chain() -> None:
 
 
 @pytest.mark.parametrize("key", ["resume_if_exists", "create_checkpoint_callback"])
+def test_tasks_that_start_again_without_resumption_are_an_error(key: str) -> None:
+    plan = chain_plan(links=1, config=changed(GPT, {f"exp_manager.{key}": False}))
+    plan = replace(plan, job=replace(plan.job, chain=Chain(restarts=2)))
+    assert outcomes(plan) == [("chain.resume", Severity.ERROR, f"training.exp_manager.{key}")]
+
+
+@pytest.mark.parametrize("key", ["resume_if_exists", "create_checkpoint_callback"])
 def test_chain_without_resumption_is_an_error(key: str) -> None:
     no_resume = changed(GPT, {f"exp_manager.{key}": False})
     assert outcomes(chain_plan(config=no_resume)) == [

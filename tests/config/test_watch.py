@@ -33,9 +33,11 @@ def test_defaults_of_the_tree_are_those_of_launches_without_them() -> None:
 def test_values_reach_the_supervisor() -> None:
     time = "2027-01-31T18:00+02:00"
     overrides = ["watch.loss_spike.sigmas=4", "watch.disk.reaction=off", f"watch.deadline.at={time}"]
+    overrides += ["watch.no_step.reaction=restart"]
     watch = parameters.from_json(from_json(read_settings(*overrides)).watch)
     moment = datetime(2027, 1, 31, 18, tzinfo=timezone(timedelta(hours=2))).timestamp()
     assert (watch.loss_spike.sigmas, watch.disk.reaction, watch.deadline) == (4.0, "off", Deadline(at=moment))
+    assert watch.no_step.reaction == parameters.RESTART
     assert watch._replace(loss_spike=Parameters().loss_spike) != watch
 
 
@@ -49,6 +51,8 @@ def test_deadline_without_a_zone_is_one_of_this_machine(time: str) -> None:
     ("override", "words"),
     [
         ("watch.disk.reaction=notfy", "did you mean 'notify'?"),
+        ("watch.disk.reaction=restart", "'notify', 'hold', 'save', 'stop' or 'off'"),
+        ("watch.no_step.reaction=restrat", "did you mean 'restart'?"),
         ("watch.disk.part=2", "expected a part of the whole"),
         ("watch.disk.hours=0", "expected a number above 0"),
         ("watch.throughput.steps=0", "expected 1 or more"),

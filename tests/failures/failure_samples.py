@@ -277,6 +277,35 @@ DOCUMENTED = [
     ),
 ]  # fmt: skip
 
+# megatron-core 0.16's rerun_state_machine.py says these, and Megatron-LM exits with 16 or 17.
+_SAYS = "Rank 9, node g02, device 1, iteration #150: {}!\n"
+_REPRODUCIBLE = "First rerun: unexpected result is reproducible within the tolerance (nan = nan)."
+_SAME_GPU = (
+    "Got rescheduled on the same GPU. Need to resume again from the same checkpoint (node: g03, gpu: 1)\n"
+)
+RERUN = [
+    Sample(
+        name, Facts(code, "RUNNING", "None", "None", save="TERM"), rule, verdict, nodes, log, "", ON_EIGHT, 8
+    )
+    for name, code, rule, verdict, nodes, log in (
+        ("rerun", 16, "rerun", "exclude", ("g02",), _SAYS.format(_REPRODUCIBLE)),
+        ("rerun on the same GPU", 16, "rerun", "exclude", ("g03",), _SAME_GPU),
+        ("exit 16 of another program", 16, "failed", "continue", (), "step 3/9 | loss 1\n"),
+        ("a rerun that went on", 1, "failed", "continue", (), _SAYS.format(_REPRODUCIBLE)),
+        ("transient error", 17, "rejected", "stop", (), _SAYS.format("Possible transient error!")),
+        ("persistent error", 17, "rejected", "stop", (), _SAYS.format("Possible persistent error!")),
+        (
+            "a correct result",
+            17,
+            "rejected",
+            "stop",
+            (),
+            _SAYS.format("Correct result (but possible Application error) (loss)"),
+        ),
+        ("exit 17 of another program", 17, "failed", "continue", (), "step 3/9 | loss 1\n"),
+    )
+]
+
 # The words of Python, C, Lustre and Node for a disk or a quota that is used up.
 FULL = [
     Sample(f"disk_full, {line}", FAILED, "disk_full", log=f"step 3/9 | loss 1\n{line}\n")
@@ -290,4 +319,4 @@ FULL = [
     )
 ]
 
-SAMPLES = [*ON_REAL_CLUSTERS, *STATES_OF_SLURM, *DOCUMENTED, *FULL]
+SAMPLES = [*ON_REAL_CLUSTERS, *STATES_OF_SLURM, *DOCUMENTED, *RERUN, *FULL]

@@ -107,6 +107,27 @@ def test_history_has_each_attempt_of_a_requeued_job(
     assert all(line == line.rstrip() for line in lines)
 
 
+def test_history_has_each_start_of_the_tasks(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    directory = runs.launch()
+    leave_marks(directory, "11", started=1000.0, ended=1300.0, code=1, nodes="n1,n2")
+    again = {"job_id": "11", "exit_code": 137, "ended": 1100, "rule": "killed", "verdict": "continue"}
+    again |= {"why": "a task was killed", "host": "n2", "rank": 1, "started": 1103, "nodes": "n1,n3"}
+    (directory / "marks/11.0.restarted-1.json").write_text(json.dumps(again))
+    append(directory, [start(0, 1010.0), train(30, 1050.0), start(20, 1110.0), train(25, 1120.0)])
+    scheduler.set("11", JobStatus(State.FAILED, "exit code 1", "n[1-3]", "00:05:00", 1))
+    (row,) = read_history(runs, capsys, "gpt3_tiny")
+    names = ("state", "restart", "first_step", "step", "node_list", "started", "ended", "exit_code")
+    assert [tuple(attempt[name] for name in names) for attempt in row["attempts"]] == [
+        ("RESTARTED", 0, 0, 30, "n1,n2", 1000.0, 1100.0, 137),
+        ("FAILED", 1, 20, 25, "n1,n3", 1103.0, 1300.0, 1),
+    ]
+    assert slipway(runs, "gpt3_tiny") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines[1:3]] == ["1", "11"]
+    assert lines[3:5] == [["a", "task", "was", "killed"], ["rank", "1", "on", "n2", "failed", "first"]]
+    assert lines[6][:4] == ["11,", "restart", "1", "FAILED"]
+
+
 def test_why_a_requeued_job_ended_is_said_once(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     directory = runs.launch()
     leave_marks(directory, "11", started=1000.0, ended=1050.0, code=75)

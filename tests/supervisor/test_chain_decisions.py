@@ -107,6 +107,7 @@ SETTINGS = st.builds(
     links=st.integers(1, 8),
     from_job=st.booleans(),
     max_failures=st.integers(1, 4),
+    restarts=st.just(0),
 )
 
 
@@ -135,10 +136,17 @@ def test_every_sequence_of_events_keeps_the_rules(settings: ChainSettings, event
     assert sorted(set(chain.submitted)) == sorted(chain.submitted)
 
 
-@given(SETTINGS, st.integers(0, 9), st.sampled_from(sorted(ENDINGS)), st.booleans())
+@given(
+    SETTINGS,
+    st.integers(0, 3),
+    st.integers(0, 9),
+    st.sampled_from(sorted(ENDINGS)),
+    st.booleans(),
+)
 def test_a_new_checkpoint_forgives_and_a_crash_loop_stops(
-    settings: ChainSettings, failures: int, kind: str, has_progressed: bool
+    settings: ChainSettings, restarts: int, failures: int, kind: str, has_progressed: bool
 ) -> None:
+    settings = settings._replace(restarts=restarts)
     ending = ENDINGS[kind]
     step = decide_after_end(settings, 1, ending, failures, has_progressed, False)
     if ending.verdict in ("done", "stop"):
@@ -148,7 +156,8 @@ def test_a_new_checkpoint_forgives_and_a_crash_loop_stops(
     elif not ending.is_failure:
         assert (step.phase, step.failures) == (Phase.PASSED, failures)
     else:
-        stops = settings.links > 1 and failures + 1 >= settings.max_failures
+        goes_on = settings.links > 1 or settings.restarts > 0
+        stops = goes_on and failures + 1 >= settings.max_failures
         assert (step.phase is Phase.OVER) == stops and step.failures == failures + 1
 
 

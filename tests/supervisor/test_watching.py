@@ -86,7 +86,7 @@ def test_an_alert_is_resolved_and_a_healthy_training_has_none(tmp_path: Path) ->
     step = '{"kind": "train", "time": \'$(date +%s.%N)\', "step": \'$step\', "loss": 3.0}'
     chain.tasks(f"""
 echo '{{"kind": "start", "time": '$(date +%s.%N)', "step": 0, "max_steps": 60}}' >>{metrics}
-for step in {{1..60}}; do sleep 0.02; [ $step = 40 ] && sleep 1.5; echo '{step}' >>{metrics}; done
+for step in {{1..60}}; do sleep 0.02; [ $step = 40 ] && sleep 2; echo '{step}' >>{metrics}; done
 sleep 0.3
 """)
     _, output = chain.run()

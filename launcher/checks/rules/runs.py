@@ -166,7 +166,7 @@ _DURATION = re.compile(":".join([r"(\d{1,9})"] * 4), re.ASCII)
 
 _DAY = 24 * 3600
 _LONGEST = 365 * _DAY
-_LINKS = "resilience.links"
+_LINKS, _RESTARTS = "resilience.links", "resilience.restarts"
 _STEPS = "trainer.max_steps"
 _SAVE = "resilience.save_before_end"
 _SIGNAL = re.compile(r"(?:R?B?:)?(?:SIG)?\w+@(\d+)", re.ASCII)
@@ -291,12 +291,18 @@ def dependency_problems(plan: Plan) -> Iterator[Finding]:
         yield error(key, dependency, text, f"{key}=singleton", also=(_LINKS,))
 
 
-@check("chain.resume", "the jobs of a chain go on from each other's checkpoints")
+@check("chain.resume", "the jobs of a chain, and tasks that start again, go on from checkpoints")
 def resume_problems(values: Values, plan: Plan) -> Iterator[Finding]:
-    for key in _NEEDED if plan.job.chain.links > 1 else ():
+    chain = plan.job.chain
+    if chain.links > 1:
+        text, setting, fix = f"each of the {chain.links} jobs of the chain would begin anew", _LINKS, 1
+    elif chain.restarts:
+        text, setting, fix = "tasks that start again would begin anew", _RESTARTS, 0
+    else:
+        return
+    for key in _NEEDED:
         if values.raw(key) is False:
-            text = f"each of the {plan.job.chain.links} jobs of the chain would begin anew"
-            yield error(key, False, text, f"True, or {_LINKS}=1", also=(_LINKS,))
+            yield error(key, False, text, f"True, or {setting}={fix}", also=(setting,))
 
 
 @check("time.save", "jobs are signalled to save before they end, and not as soon as they begin")

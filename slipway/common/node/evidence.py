@@ -65,8 +65,14 @@ def evidence(logs: Iterable[AnyPath], failures: Optional[AnyPath] = None, since:
     """
     lines = [left.line for left in read_rank_failures(failures, since)] if failures else []
     for log in logs:
-        lines += _LINE_ENDS.split(_tail(log).replace("\0", " "))
+        lines += _cut_earlier_starts(_LINE_ENDS.split(_tail(log).replace("\0", " ")))
     return [line if len(line) <= _LINE else line[: _LINE // 2] + line[-_LINE // 2 :] for line in lines]
+
+
+def _cut_earlier_starts(lines: List[str]) -> List[str]:
+    """Return the lines since the last start of the job's tasks; all where it is not in sight."""
+    begin = max((number for number, line in enumerate(lines) if _BEGIN.match(line)), default=0)
+    return lines[begin:]
 
 
 def read_rank_failures(failures: AnyPath, since: float = 0.0, until: float = math.inf) -> List[Left]:

@@ -41,6 +41,8 @@ class FailureRule(NamedTuple):
         What happened, as a sentence for the user without its full stop.
     advice
         What the user can do; ``None`` if there is no remedy.
+    line
+        A regular expression that a line of the log has to match too: the exit code may be any program's.
     nodes
         Which nodes are at fault. ``line``: the first of the job's nodes that the line names, else the one of
         the rank that it names; ``down``: those that Slurm calls down, else the one that srun's line names.
@@ -52,6 +54,7 @@ class FailureRule(NamedTuple):
     means: str
     advice: Optional[str] = None
     nodes: str = "-"
+    line: Optional[str] = None
 
     @property
     def of(self) -> str:
@@ -82,6 +85,25 @@ FIRST = (
         r"^code=3 .* save=USR1$",
         "the loss or its gradient is no longer a number (exit code 3), and would not be again",
         "`slipway plot RUN` shows where; lower the learning rate, or go on from an earlier checkpoint",
+    ),
+    # Of megatron-core's rerun_state_machine.py, as Megatron-LM, Megatron Bridge and NeMo 2 run it.
+    FailureRule(
+        "rerun",
+        "exclude",
+        r"^code=16 ",
+        "Megatron wants a suspicious result computed again on another GPU (exit code 16)",
+        "nothing: the next attempt or link is to run without the node, and tells whether its GPU is at fault",
+        nodes="line",
+        line=r"First rerun: unexpected result is reproducible|Got rescheduled on the same GPU",
+    ),
+    FailureRule(
+        "rejected",
+        "stop",
+        r"^code=17 ",
+        "Megatron computed a suspicious result again and rejects it (exit code 17), and would after a resume",
+        "the log has the diagnosis, `Possible transient error`, `persistent error` or `Correct result`:"
+        " examine the node that it names, or the data; then go on from an earlier checkpoint",
+        line=r"Possible (transient|persistent) error!|Correct result \(but possible Application error\)",
     ),
     FailureRule(
         "deadline",

@@ -104,6 +104,8 @@ def judge(
     end = facts.line
     for rule, pattern in zip(RULES, _PATTERNS):
         line = next(filter(pattern.search, [end] if rule.of == "end" else evidence), None)
+        if line is not None and rule.line:
+            line = next(filter(re.compile(rule.line).search, evidence), None)
         if line is not None:
             return Judgement(rule, line, _blame(rule, line, evidence, hosts, tasks_per_node, down))
     return Judgement(UNKNOWN, end)

@@ -5,6 +5,9 @@
     17.0.started.json   {"job_id": "17", "tag": "…", "started": <Unix time>, "nodes": "n1,n2"}
     17.0.ended.json     {"job_id": "17", "tag": "…", "exit_code": 0, "ended": <Unix time>}
 
+Where the tasks were started again inside of their job, ``17.0.restarted-1.json`` has the end of those before,
+with the judgement, and the start of the new ones; the end of the last is that of the job.
+
 A task of an array has its own, ``17_2.0.started.json``. Whoever cancels a job with Slipway leaves
 ``17.cancelled.json`` there: a job that never began leaves nothing itself, and one that did not who ended it.
 
@@ -41,10 +44,12 @@ from slipway.common.files import (
 from slipway.common.node.settings import why_lost
 
 MARKS = "marks"
-STARTED, ENDED, CANCELLED = "started", "ended", "cancelled"
+STARTED, ENDED, CANCELLED, RESTARTED = "started", "ended", "cancelled", "restarted"
 JOB = "job"
 CHAIN_ENDED = "chain-ended"
 IMAGE = "image.sha256"
+# Beside it: what the ranks said in each hang.
+HANGS = "hangs"
 
 # In the claim: there is no job of this launch, and none may begin.
 GIVEN_UP = "given-up"
@@ -60,7 +65,14 @@ _NUMBERS = ("checkpoint", "checkpoint_order", "checkpoint_time", "rank", "step")
 _TEXTS = (
     "nodes", "avoids", "left_out", "state", "signal", "host", "rule", "verdict", "excluded", "why", "tag",
 )  # fmt: skip
-_LIFE_MARK = rf"(?s)([^.].*)\.(?:{STARTED}|{ENDED})\.json"
+_LIFE_MARK = rf"(?s)([^.].*)\.({STARTED}|{ENDED}|{RESTARTED}-{_COUNT})\.json"
+_OF_START = (
+    *("started", "nodes", "left_out", "avoids", "link", "failures"),
+    *("checkpoint", "checkpoint_order", "checkpoint_time"),
+)
+_OF_END = (
+    *("ended", "exit_code", "signal", "state", "rank", "host", "step", "rule", "verdict", "excluded", "why"),
+)
 # Claims of the second link of a chain, or a further one; with the job's id in its name one that is empty.
 _LATER_CLAIM = rf"{JOB}\.([2-9]|[1-9][0-9]{{1,5}})"
 _EMPTY_CLAIM = rf"{_LATER_CLAIM}\.([0-9]{{1,12}})"
@@ -107,6 +119,8 @@ class JobAttempt(NamedTuple):
         The nodes that the verdict names.
     why
         The verdict's reason, a sentence.
+    restarts
+        Number of times that its tasks had been started again inside of the job.
     """
 
     job_id: str
@@ -132,6 +146,7 @@ class JobAttempt(NamedTuple):
     excluded: Optional[str] = None
     why: Optional[str] = None
     tag: Optional[str] = None
+    restarts: int = 0
 
     @property
     def task(self) -> Optional[str]:
@@ -153,7 +168,7 @@ class JobAttempt(NamedTuple):
 
 
 def read_attempts(
-    launch_dir: AnyPath, job_id: Optional[str] = None, tags: Collection[str] = ()
+    launch_dir: AnyPath, job_id: Optional[str] = None, tags: Collection[str] = (), *, each_start: bool = False
 ) -> List[JobAttempt]:
     """Read the attempts of a launch's job in the order in which they began.
 
@@ -163,13 +178,20 @@ def read_attempts(
         That of the job, of the array or of one task of it; attempts of another job are passed over.
     tags
         Those of the launch: an attempt with another tag is of a launch that was here before.
+    each_start
+        Return each start of the tasks as an attempt of its own; otherwise one attempt for all of them, with
+        the nodes and the checkpoint of the last.
     """
-    contents: Dict[str, Dict[str, Any]] = {}
+    contents: Dict[str, Dict[str, Mapping[str, Any]]] = {}
     for name in names_in(_path(launch_dir)):
         match = re.fullmatch(_LIFE_MARK, name)
         if match:
-            contents.setdefault(match[1], {}).update(_read(_path(launch_dir, name)))
-    attempts = [_attempt(stem, content) for stem, content in contents.items()]
+            contents.setdefault(match[1], {})[match[2]] = _read(_path(launch_dir, name))
+    attempts = [
+        _attempt(stem, fields)
+        for stem, marks in contents.items()
+        for fields in _split_starts(marks, each_start)
+    ]
     return _sort_attempts(
         attempt
         for attempt in attempts
@@ -177,6 +199,32 @@ def read_attempts(
         and job_id in (None, attempt.job_id, attempt.job_id.partition("_")[0])
         and attempt.is_of(tags)
     )
+
+
+def _split_starts(marks: Mapping[str, Mapping[str, Any]], each_start: bool) -> List[Dict[str, Any]]:
+    """Return the fields of each start of an attempt's tasks up to its end; all in one without `each_start`.
+
+    A mark of a new start has the end before it as well; the start is missing if the supervisor died, or gave
+    up, between the two.
+    """
+    begun, ended = marks.get(STARTED, {}), marks.get(ENDED, {})
+    again = sorted((int(name.rpartition("-")[2]), mark) for name, mark in marks.items() if "-" in name)
+    if not again:
+        return [{**ended, **begun}]
+    starts = [_select(begun, _OF_START)]
+    for number, mark in again:
+        starts[-1].update(_select(mark, _OF_END))
+        if "started" in mark:
+            starts.append(dict(_select(mark, _OF_START), restarts=number))
+    starts[-1].update(_select(ended, _OF_END))
+    if not each_start:
+        starts = [dict(starts[-1], started=begun.get("started"))]
+    common = _select({**ended, **again[0][1], **begun}, ("job_id", "tag"))
+    return [dict(common, **start) for start in starts]
+
+
+def _select(mark: Mapping[str, Any], names: Collection[str]) -> Dict[str, Any]:
+    return {name: mark[name] for name in names if name in mark}
 
 
 def _sort_attempts(attempts: Iterable[JobAttempt]) -> List[JobAttempt]:
@@ -433,6 +481,7 @@ def _attempt(stem: str, content: Mapping[str, Any]) -> Optional[JobAttempt]:
         ended=unix_time(content.get("ended")),
         link=read_int(content.get("link"), 1) or 1,
         failures=read_int(content.get("failures"), 0) or 0,
+        restarts=read_int(content.get("restarts"), 0) or 0,
         exit_code=read_int(content.get("exit_code"), 0, _HIGHEST_EXIT_CODE),
         **fields,
     )

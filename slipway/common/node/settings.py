@@ -46,6 +46,8 @@ class ChainSettings(NamedTuple):
         The script's header has ``--dependency=singleton``.
     begin
         The script's header has a ``--begin``, which is for the first link alone.
+    restarts
+        How often at most the tasks of a job are started again inside of it.
     """
 
     links: int = 1
@@ -55,6 +57,7 @@ class ChainSettings(NamedTuple):
     exclude: str = ""
     singleton: bool = False
     begin: bool = False
+    restarts: int = 0
 
 
 class ContainerSettings(NamedTuple):

@@ -52,6 +52,7 @@ export WORLD_SIZE="$SLURM_NTASKS"
 export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
 export LOCAL_WORLD_SIZE=$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))
 export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch
+export PYTHONPATH=/shared/results/command/launches/1/python${PYTHONPATH:+:$PYTHONPATH} # lets a rank say where it hangs
 
 cd /shared/bench
 # exec, so that a signal to the task is one to its payload.

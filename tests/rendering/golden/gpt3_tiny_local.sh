@@ -36,6 +36,7 @@ export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
 export LOCAL_WORLD_SIZE="$LOCAL_WORLD_SIZE"
 export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch
 export PYTHONPATH=/shared/results/gpt3_tiny/launches/1/code${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=/shared/results/gpt3_tiny/launches/1/python${PYTHONPATH:+:$PYTHONPATH} # lets a rank say where it hangs
 
 cd /shared/results/gpt3_tiny/launches/1/code
 # exec, so that a signal to the task is one to its payload.

@@ -57,6 +57,7 @@ export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
 export LOCAL_WORLD_SIZE=$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))
 export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch
 export PYTHONPATH=/opt/NeMo${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=/shared/results/llama2_70b/launches/1/python${PYTHONPATH:+:$PYTHONPATH} # lets a rank say where it hangs
 # What the GPUs' generation (compute capability) asks for, whatever the image says.
 SLIPWAY_CAPABILITY=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null) || SLIPWAY_CAPABILITY=none
 case ${SLIPWAY_CAPABILITY%%.*} in

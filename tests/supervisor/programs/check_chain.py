@@ -121,6 +121,30 @@ class Chain(unittest.TestCase):
         (submission,) = (call for call in slurm.calls if "--parsable" in call)
         self.assertIn("--exclude=n2", submission)
 
+    def test_the_next_link_judges_one_that_died_while_its_tasks_were_to_start_again(self) -> None:
+        ended = {"exit_code": 16, "ended": 2}
+        for started, failures, nodes in (({}, 1, "n1,n2"), ({"started": 3, "nodes": "n2,n3"}, 2, "n2,n3")):
+            self.setUp()
+            link, _ = self.link(1)
+            link.begin()
+            marks.leave(
+                self.launch, "17.0", marks.STARTED, TAG, dict(link.fields(), nodes="n1,n2", started=1)
+            )
+            again = dict(ended, **dict(link.fields(), failures=1, **started) if started else {})
+            marks.leave(self.launch, "17.0", f"{marks.RESTARTED}-1", TAG, again)
+            with open(os.path.join(self.root, "log-x_17.out"), "w") as stream:
+                stream.write("CUDA out of memory\n")
+            link, _ = self.link(2, JobRecord("NODE_FAIL" if started else "FAILED"))
+            if started:
+                with self.assertRaises(Leave):  # two failures of two
+                    link.begin()
+            else:
+                link.begin()
+            mark, (attempt,) = self.end_mark(1), marks.read_attempts(self.launch)
+            self.assertEqual((attempt.nodes, link.fields()["failures"]), (nodes, failures), mark)
+            rule, code = ("node_failed", None) if started else ("gpu_out_of_memory", 16)
+            self.assertEqual((mark["rule"], mark.get("exit_code")), (rule, code), self.messages)
+
     def test_a_requeue_does_not_end_the_chain(self) -> None:
         link, _ = self.link(1, JobRecord("COMPLETING", "None", "None", True, 1))
         link.begin()
