@@ -96,12 +96,13 @@ class Trial:
         row = {"seed": self.seed, "kind": self.kind, "rank": self.rank, "why": mark["why"]}
         row["verdict"] = mark["verdict"]
         if self.kind == "slow":
-            alerts = [alert.first.detector for alert in read_alerts(self.run)]
-            return row | {"right": mark["verdict"] == "done" and not alerts}
+            is_quiet = not read_alerts(self.run)
+            return row | {"right": mark["verdict"] == "done" and is_quiet}
         nodes = self._sandbox_nodes()
         named = rf"rank {self.rank} on {nodes[self.rank // 2]} |\b{nodes[self.rank // 2]} does not answer"
         began = float(self._moment.read_text())
-        seconds = next(alert.first.time for alert in read_alerts(self.run)) - began
+        alerts = [alert.first for alert in read_alerts(self.run)]
+        seconds = next(first.time for first in alerts if first.detector == "no_step") - began
         is_right = mark["rule"] == "hang" and bool(re.search(named, mark["why"]))
         return row | {"right": is_right, "seconds": round(seconds, 1)}
 

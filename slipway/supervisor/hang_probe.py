@@ -105,7 +105,8 @@ def _read_process(pid: int, tag: str) -> Optional[_Process]:
         began = int(_read(directory + "/stat").rpartition(") ")[2].split()[19])
         process = _Process(pid, int(rank), began, b"TORCHELASTIC_RUN_ID" in environment)
         for number in map(int, names_in(directory + "/fd")):
-            match = re.match(rf"/memfd:{ANSWER_NAME}([0-9]+) ", os.readlink(f"{directory}/fd/{number}"))
+            link = _try(partial(os.readlink, f"{directory}/fd/{number}")) or ""  # it may just be closed
+            match = re.match(rf"/memfd:{ANSWER_NAME}([0-9]+) ", link)
             if match and _catches(directory):
                 return process._replace(file=number, pipe=int(match.group(1)))
         return process
@@ -199,12 +200,14 @@ def _describe(process: _Process, looks: List[Dict[str, Any]]) -> Dict[str, Any]:
         frames = _ask_py_spy(process.pid)
     # The functions, not their lines.
     outlines = {tuple((file, name) for file, _, name in find_main_stack(text)) for text in stacks}
+    # One that says nothing, as before its Python has started, may do something while it runs.
+    runs = not stacks and any(look["state"] == "R" or look["state"] != last["state"] for look in looks)
     answer: Dict[str, Any] = {
         "rank": process.rank,
         "pid": process.pid,
         "state": last["state"] if all(look["state"] == last["state"] for look in looks) else "R",
         "answers": bool(stacks) or process.file is None,
-        "moves": len(outlines) > 1 or told[:1] != told[-1:],
+        "moves": runs or len(outlines) > 1 or told[:1] != told[-1:],
         "frames": frames,
         "collectives": told[-1] if told else {},
     }

@@ -11,9 +11,9 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 _DEFAULT_ADDRESS = "localhost:28028"
-# NCCL's own limit for the collection, and in all.
-_COLLECT_SECONDS, _SECONDS = 5, 8.0
-_MOST_BYTES = 1 << 26
+# NCCL collects for five seconds at most.
+_COMMANDS = b"CLIENT PROTOCOL 2\nTIMEOUT 5\nSET FORMAT json\nVERBOSE STATUS\n"
+_SECONDS, _MOST_BYTES = 8.0, 1 << 26
 
 # Address of a node, and id of a process there.
 Member = Tuple[str, int]
@@ -29,26 +29,17 @@ class Communicator(NamedTuple):
 def ask() -> List[Communicator]:
     """Return the communicators of the job on this node; none where no NCCL answers, or an older one."""
     host, _, port = os.environ.get("NCCL_RAS_ADDR", _DEFAULT_ADDRESS).rpartition(":")
-    end = time.monotonic() + _SECONDS
+    content, end = b"", time.monotonic() + _SECONDS
     try:
         with socket.create_connection((host.strip("[]"), int(port)), 1.0) as connection:
-            connection.settimeout(1.0)
-            with connection.makefile("rwb") as stream:
-                for line in ("CLIENT PROTOCOL 2", f"TIMEOUT {_COLLECT_SECONDS}", "SET FORMAT json"):
-                    stream.write(line.encode() + b"\n")
-                    stream.flush()
-                    if stream.readline(200).startswith(b"ERROR"):
-                        return []
-                stream.write(b"VERBOSE STATUS\n")
-                stream.flush()
-                content = b""
-                while len(content) < _MOST_BYTES and time.monotonic() < end:
-                    connection.settimeout(max(end - time.monotonic(), 0.1))
-                    chunk = stream.read1(1 << 16)
-                    if not chunk:
-                        break
-                    content += chunk
-        return read(json.loads(content.decode("utf-8", "replace")))
+            connection.sendall(_COMMANDS)
+            while len(content) < _MOST_BYTES:
+                connection.settimeout(max(end - time.monotonic(), 0.01))
+                chunk = connection.recv(1 << 16)
+                if not chunk:
+                    break
+                content += chunk
+        return read(json.loads(content[content.index(b"{") :].decode("utf-8", "replace")))
     except (OSError, ValueError):
         return []
 
