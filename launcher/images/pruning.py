@@ -84,11 +84,11 @@ class PruneRules:
     ended: bool = False
 
 
-def parse_age(text: str) -> float:
+def parse_age(text: str, option: str = "--older-than") -> float:
     """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds; raise UserError for other text."""
-    match = re.fullmatch(r"([0-9]+)([mhdw])", text)
+    match = re.fullmatch(r"([0-9]{1,6})([mhdw])", text, re.ASCII)
     if match is None:
-        raise UserError(f"--older-than {escape(text)}: not an age", hint="an age is such as 30d, 12h or 2w")
+        raise UserError(f"{option} {escape(text)}: not an age", hint="an age is such as 30d, 12h or 2w")
     return float(int(match[1]) * _UNITS[match[2]])
 
 

@@ -1,0 +1,228 @@
+"""`slipway nodes`: how often nodes failed, and the file of nodes that a team avoids."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.options import Verbs, add_option, add_verb
+from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
+from launcher.errors import UserError, escape, shortened
+from launcher.jobs.launches import Launch, readable_launches
+from launcher.jobs.locator import RunLocator, originals
+from launcher.runs.provenance import format_now, host, user
+from launcher.ui.tables import UNKNOWN, Cell, moment, print_listing
+from launcher.ui.terminal import print_json, print_message, print_stderr
+from slipway.common.node.excluded import ExcludedNode, format_excluded, is_node_name, read_exclude_file
+
+if TYPE_CHECKING:
+    from launcher.monitor.node_failures import NodeRecord
+
+_HELP = """\
+Show how often each node failed under the jobs of all known runs, the worst first; or keep the file of nodes
+that a team avoids, which resilience.exclude_file names.
+
+A failure is an end at which the job blamed a node, or in which a rank of the node failed first; ends that
+somebody asked for and mistakes of the program are no failures of nodes. The rate is by day of use, with its
+90 % interval. A node is `worse` if it fails more often than all others together, beyond chance.
+
+examples:
+  slipway nodes                                     all known runs, since they began
+  slipway nodes --since 30d gpt3_5b llama_7b        two runs, in the last 30 days
+  slipway nodes --exclude-file /shared/bad_nodes.tsv          also what the team avoids
+  slipway nodes --exclude n17 --why "Xid 79" --for 7d --exclude-file /shared/bad_nodes.tsv
+  slipway nodes --include n17 --why "new GPU" --exclude-file /shared/bad_nodes.tsv
+  slipway nodes --json | jq -r '.[] | select(.above_others) | .node'
+
+exit code:
+  0  shown, or the file was written
+  2  a mistake in the command line, or a file that cannot be read or written
+"""
+
+_COLUMNS = (
+    "NODE",
+    "DAYS",
+    "FAILURES",
+    "PER DAY",
+    "90 % INTERVAL",
+    "VERDICT",
+    "LAST",
+    "REASONS",
+    "EXCLUDED UNTIL",
+)
+_FOREVER = 99_999_999_999  # the year 5138
+_LOCK_SECONDS = 10.0
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "nodes", run, text=_HELP)
+    text = f"{RUNS_HELP}; default: all known runs"
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=text)
+    add_option(parser, "--since AGE", "only what happened in that time, such as 30d, 12h, 2w")
+    add_option(parser, "--json", "print a list of objects")
+    add_base_results_dir(parser)
+    file = parser.add_argument_group("the file of nodes that a team avoids")
+    add_option(file, "--exclude-file FILE", "the file; without more it is shown beside the failures")
+    change = file.add_mutually_exclusive_group()
+    add_option(change, "--exclude NODE", "add a node; may be given again", action="append", default=[])
+    add_option(change, "--include NODE", "let a node be used again", action="append", default=[])
+    add_option(file, "--why TEXT", "the reason, for the others")
+    add_option(file, "--for AGE", "exclude for so long (default: until --include)", dest="age")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.exclude or args.include:
+        return _change_file(args)
+    for option, value in (("--why", args.why), ("--for", args.age)):
+        if value is not None:
+            raise UserError(f"{option}: it is of a node to exclude", hint="--exclude NODE")
+    # Imported late: --help needs none of it.
+    from launcher.images.pruning import parse_age
+    from launcher.monitor.node_failures import count_node_failures
+
+    now = time.time()
+    since = 0.0 if args.since is None else now - parse_age(args.since, "--since")
+    shared = {node.node: node for node in _read(args.exclude_file, now)} if args.exclude_file else {}
+    records = count_node_failures(_launches(args.runs, args.base_results_dir), since)
+    if args.json:
+        fields = {name: node._asdict() for name, node in shared.items()}
+        print_json([record.to_json() | {"excluded": fields.get(record.node)} for record in records])
+        return 0
+    _print(records, shared)
+    return 0
+
+
+def _launches(words: Sequence[str], base: Path) -> Iterator[Launch]:
+    if not words:
+        yield from originals(RunLocator(base).launches())
+    for run_dir in dict.fromkeys(ref.run_dir for ref in find_all(words, base)):
+        yield from readable_launches(run_dir)
+
+
+def _print(records: Sequence[NodeRecord], shared: Mapping[str, ExcludedNode]) -> None:
+    count = len(_COLUMNS) if shared else len(_COLUMNS) - 1
+    rows = [_cells(record, shared.get(record.node))[:count] for record in records]
+    if rows:
+        print_listing(_COLUMNS[:count], rows, numbers=4, unfolded=(0, 4, 5, 6))
+    else:
+        print_stderr("no job of these runs has left marks of its nodes yet")
+    known = {record.node for record in records}
+    for node in (node for node in shared.values() if node.node not in known):
+        print_message(f"{node.node} is excluded, and none of these runs used it: {_explain(node)}")
+
+
+def _cells(record: NodeRecord, excluded: ExcludedNode | None) -> list[Cell]:
+    interval, reasons = record.interval, record.reasons.most_common()
+    spread = UNKNOWN if interval is None else f"{interval[0]:.2g}-{interval[1]:.2g}"
+    text = ", ".join(f"{number} × {shortened(reason)}" for reason, number in reasons)
+    return [
+        (record.node, "bold red" if record.is_above else "bold"),
+        f"{record.days:.2f}",
+        str(len(record.failures)),
+        UNKNOWN if record.rate is None else f"{record.rate:.2g}",
+        spread,
+        ("worse", "bold red") if record.is_above else UNKNOWN,
+        moment(record.last),
+        escape(text) or UNKNOWN,
+        escape(_explain(excluded)) if excluded is not None else "",
+    ]
+
+
+# --- the file that a team shares
+
+
+def _explain(node: ExcludedNode) -> str:
+    until = "for good" if node.until >= _FOREVER else f"until {moment(node.until)}"
+    return f"{until}: {node.why} ({node.job})"
+
+
+def _read(path: Path, now: float) -> tuple[ExcludedNode, ...]:
+    try:
+        return read_exclude_file(path, now)
+    except (OSError, ValueError) as error:
+        raise _unusable(path, "read", error) from error
+
+
+def _unusable(path: Path, verb: str, error: OSError | ValueError) -> UserError:
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return UserError(f"--exclude-file {escape(str(path))}: it cannot be {verb}: {why.lower()}")
+
+
+def _change_file(args: argparse.Namespace) -> int:
+    """Append a line for each node to the team's file."""
+    from launcher.images.pruning import parse_age
+
+    nodes, path = args.exclude or args.include, args.exclude_file
+    option = "--exclude" if args.exclude else "--include"
+    if args.runs:
+        raise UserError(
+            f"{escape(args.runs[0])}: {option} takes no run", hint=f"{option} NODE, once for each"
+        )
+    if path is None:
+        raise UserError(f"{option} {escape(nodes[0])}: which file?", hint="--exclude-file FILE")
+    for node in nodes:
+        if not is_node_name(node):
+            raise UserError(
+                f"{option} {escape(node)}: not the name of one node", hint=f"{option} n1 {option} n2"
+            )
+    if not (args.why or "").strip():
+        raise UserError(f"{option} {nodes[0]}: the others want to know the reason", hint="--why TEXT")
+    now = int(time.time())
+    until = _FOREVER if args.age is None else now + int(parse_age(args.age, "--for"))
+    if args.include:
+        until = now
+    author = f"{user()}@{host()} {format_now()}"
+    lines = [format_excluded(ExcludedNode(node, until, author, args.why)) for node in nodes]
+    try:
+        _append(path, "".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        raise _unusable(path, "written", error) from error
+    for node in nodes:
+        what = (
+            "may be used again"
+            if args.include
+            else f"is excluded {_explain(ExcludedNode(node, until, author, args.why))}"
+        )
+        print(f"{node} {what}")
+    print_stderr(f"launches read it with resilience.exclude_file={path.absolute()}")
+    return 0
+
+
+def _append(path: Path, lines: str) -> None:
+    """Append lines in one write, under a lock: network file systems let two appends overwrite each other."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o666)
+    with os.fdopen(descriptor, "rb+", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        _lock(descriptor)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        torn = file.read(1) not in (b"", b"\n")  # a writer was killed, or an editor left no end of line
+        content = ("\n" * torn + lines).encode("utf-8", "surrogateescape")
+        if file.write(content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file for this process; a file system without locks is written without."""
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                return
+            if time.monotonic() > end:
+                raise OSError(errno.EAGAIN, "another process holds its lock") from error
+            time.sleep(0.1)
+        else:
+            return
