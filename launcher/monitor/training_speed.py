@@ -1,0 +1,110 @@
+"""The speed of a short training per GPU, and the rank that the others wait for, by its phases."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+from launcher.jobs.launches import Launch
+from launcher.monitor.readers import all_events
+from slipway.common.files import read_text
+from slipway.common.node.events import Start, Train
+
+# Ranks wait for the slowest one there: a long reduction blames nobody.
+_WAITING = ("reduction",)
+# A rank explains a slow step if it alone takes this part of the added time.
+_EXPLAINS = 0.5
+_METRICS_BYTES = 64 << 20
+
+
+class SlowRank(NamedTuple):
+    """The rank that takes the longest for a phase; `seconds` are those of a step that the fastest waits."""
+
+    phase: str
+    rank: int
+    host: str
+    seconds: float
+
+    def __str__(self) -> str:
+        waits = f"{self.seconds * 1000:.0f} ms longer than the fastest rank"
+        return f"rank {self.rank} on {self.host} takes {waits} for {self.phase}"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSpeed:
+    """Medians over the steps after the first: tokens per second of a GPU, and the seconds of a step."""
+
+    per_gpu: float
+    step_seconds: float | None
+    hosts: tuple[str, ...]
+    slowest: SlowRank | None
+
+
+def measure_speed(launch: Launch) -> TrainingSpeed | None:
+    """Return the speed of the last start of a launch; None without two steps that have one."""
+    steps: list[Train] = []
+    for event in all_events(launch):
+        if isinstance(event, Start):
+            steps.clear()
+        elif isinstance(event, Train):
+            steps.append(event)
+    timed = [step for step in steps[1:] if step.tokens_per_second]
+    if not timed:
+        return None
+    speed = median(step.tokens_per_second or 0.0 for step in timed)
+    gpus = launch.nodes * launch.manifest.tasks_per_node
+    seconds = [
+        step.tokens / step.tokens_per_second for step in timed if step.tokens and step.tokens_per_second
+    ]
+    attempts = launch.attempts
+    hosts = tuple((attempts[-1].nodes or "").split(",")) if attempts else ()
+    return TrainingSpeed(
+        speed / gpus, median(seconds) if seconds else None, hosts, _find_slowest(launch, hosts)
+    )
+
+
+def explains(slowest: SlowRank | None, now: TrainingSpeed, before: TrainingSpeed) -> bool:
+    """Return True if one rank's phase is most of the time that a step takes longer than before."""
+    if slowest is None or now.step_seconds is None or before.step_seconds is None:
+        return False
+    return slowest.seconds >= _EXPLAINS * (now.step_seconds - before.step_seconds) > 0
+
+
+def _find_slowest(launch: Launch, hosts: tuple[str, ...]) -> SlowRank | None:
+    """Return the slowest rank of the phase in which one node is the furthest behind; our trainer's alone."""
+    each = launch.manifest.tasks_per_node
+    behind: dict[tuple[str, int], float] = {}
+    ranks: dict[tuple[str, int], Counter[int]] = {}
+    records = list(_phase_records(launch))
+    for record in records:
+        for phase, values in record["phases"].items():
+            rank, node = int(values["slowest_rank"]), int(values["slowest_rank"]) // each
+            if phase not in _WAITING and node < len(hosts):
+                behind[phase, node] = behind.get((phase, node), 0.0) + float(values["spread"])
+                ranks.setdefault((phase, node), Counter())[rank] += 1
+    if not behind:
+        return None
+    worst = max(behind, key=behind.__getitem__)
+    rank = ranks[worst].most_common(1)[0][0]
+    return SlowRank(worst[0], rank, hosts[worst[1]], behind[worst] / len(records))
+
+
+def _phase_records(launch: Launch) -> Iterator[dict[str, Any]]:
+    """Yield the records of phases since the trainer's last start, without that of the first step."""
+    try:
+        text = read_text(launch.paths.metrics, _METRICS_BYTES, errors="replace")
+    except (OSError, ValueError):
+        return
+    start = max(text.rfind('{"kind": "start"'), 0)
+    for line in text[start:].splitlines():
+        if line.startswith('{"kind": "phases"'):
+            try:
+                record = json.loads(line)
+                if record["first_step"] > 1 and isinstance(record["phases"], dict):
+                    yield record
+            except (ValueError, KeyError, TypeError):
+                continue
