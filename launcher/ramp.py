@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from launcher.checks.facts import Facts
@@ -23,8 +24,9 @@ from launcher.drafting import Draft, Request, draft
 from launcher.errors import DONE, WENT_WRONG, UserError, escape
 from launcher.estimates import parallelism as keys
 from launcher.estimates.cost import estimate_cost
-from launcher.estimates.parallelism import node_counts, read_parallel_config
+from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values, full
+from launcher.estimates.values import count as count_of
 from launcher.jobs.cancelling import cancel
 from launcher.jobs.launches import Launch, open_launch, readable_launches
 from launcher.jobs.status import poll
@@ -51,7 +53,7 @@ DROP = 10.0  # per cent of the speed of the rung before
 
 Verdict = Literal["good", "slow", "failed"]
 _COLOURS = {"good": "green", "slow": "bold yellow", "failed": "bold red"}
-_COLUMNS = ("NODES", "TOKENS/S PER GPU", "OF THE RUNG BEFORE", "ESTIMATE", "VERDICT", "JOB", "RUN")
+_COLUMNS = ("NODES", "TOKENS/S/GPU", "OF BEFORE", "ESTIMATE", "VERDICT", "JOB", "RUN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +142,13 @@ def plan_ramp(report: CheckReport, request: Request, counts: Sequence[int], skip
 
 
 def _misfit(shape: ParallelConfig, most: int, nodes: int) -> UserError:
-    each = shape.micro_batches(most)
-    valid = [n for n in node_counts(shape._replace(batch=shape.micro * shape.data(most) * each)) if n <= most]
-    step = min((n for n in range(1, most + 1) if fits(_scale(shape, most, n), n)), default=most)
+    valid = [n for n in range(1, most + 1) if fits(_scale(shape, most, n), n)]
     product = f"tensor {shape.tensor} × pipeline {shape.pipeline} × context {shape.context}"
-    hint = f"multiples of {step} nodes" if step > 1 else f"such as {_join(valid[:5])}"
     return UserError(
-        f"--ramp: {nodes} node{'s' * (nodes > 1)} of {shape.devices} GPUs cannot hold {product}",
+        f"--ramp: {count_of(nodes, 'node')} of {count_of(shape.devices, 'GPU')} cannot hold {product}",
         key=full(keys.NODES),
         also=(full(keys.TENSOR), full(keys.PIPELINE), full(keys.CONTEXT), full(keys.DEVICES)),
-        hint=hint,
+        hint=f"numbers of nodes that can: {join_first([*map(str, valid)], 8)}" if valid else None,
     )
 
 
@@ -203,7 +202,7 @@ class Ramp:
         """Run the rungs, the first that is not good being the last; return the exit code."""
         require_passed([show_to_scheduler(self.report)])  # the whole launch is judged before it is tried
         for number, rung in enumerate(self.rungs, start=1):
-            what = f"rung {number} of {len(self.rungs)}, {rung.nodes} node{'s' * (rung.nodes > 1)}"
+            what = f"rung {number} of {len(self.rungs)}, {count_of(rung.nodes, 'node')}"
             result = self._run_rung(rung, what)
             self.results.append(result)
             if result.verdict == "slow":
@@ -409,14 +408,15 @@ def _say(line: str) -> None:
 def print_plan(ramp: Ramp) -> None:
     """Print the scripts of all rungs, for a dry run."""
     for rung in ramp.rungs:
-        _say(f"{rung.nodes} nodes, {STEPS} steps, global batch {ramp.scale(rung.nodes).batch}")
-        print_code(f"# --- {rung.nodes} nodes: {rung.draft.plan.paths.script} ---\n", "bash")
+        _say(f"{count_of(rung.nodes, 'node')}, {STEPS} steps, global batch {ramp.scale(rung.nodes).batch}")
+        print_code(f"# --- {count_of(rung.nodes, 'node')}: {rung.draft.plan.paths.script} ---\n", "bash")
         print_code(rung.draft.script, "bash")
 
 
 def print_results(ramp: Ramp, *, as_json: bool) -> None:
     """Print the rungs, the cause of the end, and the command of the whole launch or of the next try."""
     last, command = ramp.results[-1], drop_ramp(ramp.request.command)
+    command[0] = Path(command[0]).name
     is_good = last.verdict == "good"
     if as_json:
         rungs = [result.to_json() for result in ramp.results]
@@ -424,7 +424,7 @@ def print_results(ramp: Ramp, *, as_json: bool) -> None:
         return
     print_listing(_COLUMNS, [result.cells() for result in ramp.results], numbers=3, unfolded=(0, 6))
     for line in last.why:
-        print(escape(f"{last.rung.nodes} nodes: {line}"))
+        print(escape(f"{count_of(last.rung.nodes, 'node')}: {line}"))
     if is_good:
         print(f"\n{shlex.join(command)}")
         return

@@ -18,7 +18,7 @@ from launcher.errors import UserError, escape, shortened
 from launcher.jobs.launches import Launch, readable_launches
 from launcher.jobs.locator import RunLocator, originals
 from launcher.runs.provenance import format_now, host, user
-from launcher.ui.tables import UNKNOWN, Cell, moment, print_listing
+from launcher.ui.tables import UNKNOWN, Cell, count, moment, print_listing
 from launcher.ui.terminal import print_json, print_message, print_stderr
 from slipway.common.node.excluded import ExcludedNode, format_excluded, is_node_name, read_exclude_file
 
@@ -107,10 +107,10 @@ def _launches(words: Sequence[str], base: Path) -> Iterator[Launch]:
 
 
 def _print(records: Sequence[NodeRecord], shared: Mapping[str, ExcludedNode]) -> None:
-    count = len(_COLUMNS) if shared else len(_COLUMNS) - 1
-    rows = [_cells(record, shared.get(record.node))[:count] for record in records]
+    columns = _COLUMNS if shared else _COLUMNS[:-1]
+    rows = [_cells(record, shared.get(record.node))[: len(columns)] for record in records]
     if rows:
-        print_listing(_COLUMNS[:count], rows, numbers=4, unfolded=(0, 4, 5, 6))
+        print_listing(columns, rows, numbers=4, unfolded=(0, 4, 5, 6))
     else:
         print_stderr("no job of these runs has left marks of its nodes yet")
     known = {record.node for record in records}
@@ -120,19 +120,23 @@ def _print(records: Sequence[NodeRecord], shared: Mapping[str, ExcludedNode]) ->
 
 def _cells(record: NodeRecord, excluded: ExcludedNode | None) -> list[Cell]:
     interval, reasons = record.interval, record.reasons.most_common()
-    spread = UNKNOWN if interval is None else f"{interval[0]:.2g}-{interval[1]:.2g}"
+    spread = UNKNOWN if interval is None else "-".join(map(_rate, interval))
     text = ", ".join(f"{number} × {shortened(reason)}" for reason, number in reasons)
     return [
         (record.node, "bold red" if record.is_above else "bold"),
         f"{record.days:.2f}",
         str(len(record.failures)),
-        UNKNOWN if record.rate is None else f"{record.rate:.2g}",
+        UNKNOWN if record.rate is None else _rate(record.rate),
         spread,
         ("worse", "bold red") if record.is_above else UNKNOWN,
         moment(record.last),
         escape(text) or UNKNOWN,
         escape(_explain(excluded)) if excluded is not None else "",
     ]
+
+
+def _rate(failures: float) -> str:
+    return count(failures) if failures >= 10 else f"{failures:.2g}"
 
 
 # --- the file that a team shares
@@ -176,21 +180,16 @@ def _change_file(args: argparse.Namespace) -> int:
         raise UserError(f"{option} {nodes[0]}: the others want to know the reason", hint="--why TEXT")
     now = int(time.time())
     until = _FOREVER if args.age is None else now + int(parse_age(args.age, "--for"))
-    if args.include:
-        until = now
+    until = now if args.include else until
     author = f"{user()}@{host()} {format_now()}"
-    lines = [format_excluded(ExcludedNode(node, until, author, args.why)) for node in nodes]
+    entries = [ExcludedNode(node, until, author, args.why) for node in nodes]
     try:
-        _append(path, "".join(f"{line}\n" for line in lines))
+        _append(path, "".join(f"{format_excluded(excluded)}\n" for excluded in entries))
     except OSError as error:
         raise _unusable(path, "written", error) from error
-    for node in nodes:
-        what = (
-            "may be used again"
-            if args.include
-            else f"is excluded {_explain(ExcludedNode(node, until, author, args.why))}"
-        )
-        print(f"{node} {what}")
+    for excluded in entries:
+        what = "may be used again" if args.include else f"is excluded {_explain(excluded)}"
+        print(escape(f"{excluded.node} {what}"))
     print_stderr(f"launches read it with resilience.exclude_file={path.absolute()}")
     return 0
 

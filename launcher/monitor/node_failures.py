@@ -133,7 +133,7 @@ def count_node_failures(launches: Iterable[Launch], since: float) -> list[NodeRe
             if (entry.node, entry.job, run_dir) not in seen and moment >= since:
                 failure = NodeFailure(entry.node, entry.job, run_dir.name, moment, None, entry.why)
                 records.setdefault(entry.node, NodeRecord(entry.node)).failures.append(failure)
-    _mark_worse(list(records.values()))
+    mark_worse(list(records.values()))
     return sorted(records.values(), key=_badness)
 
 
@@ -197,7 +197,7 @@ def _at_most(count: int, mean: float) -> float:
     return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(count + 1))
 
 
-def _mark_worse(records: Sequence[NodeRecord]) -> None:
+def mark_worse(records: Sequence[NodeRecord]) -> None:
     """Mark the nodes that fail more often by their use than all others together do, beyond chance.
 
     Przyborowski and Wilenski 1940 (Biometrika 31:313): with equal rates a node's part of all failures is

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
-from launcher.checks.facts import ExcludeFile, Facts
-from launcher.checks.findings import Finding, Severity, check, error, skip_check, warning
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Finding, check, error, skip_check, warning
 from launcher.checks.rules.cluster import PARTITION, ClusterRequest, NodeResources, cluster_check
 from launcher.checks.rules.resources import ELASTIC_NODES
 from launcher.errors import did_you_mean
@@ -21,7 +20,6 @@ from launcher.slurm.notations import expand_hostlist, feature_names, has_feature
 # The most kinds and names of nodes in a message.
 _KINDS = 6
 _CPUS, _WORKERS = "cluster.cpus_per_task", "model.data.num_workers"
-_EXCLUDE_FILE = "resilience.exclude_file"
 _WORKERS_FIT = "a node has a processor for each worker that reads data"
 
 
@@ -147,27 +145,6 @@ def _find_unknown_names(request: ClusterRequest) -> Iterator[Finding]:
         message = f"{request.partitions_text} has no node {unknown[0]}"
         fix = "its nodes: " + (", ".join(names) if len(names) <= _KINDS else f"{names[0]} ... {names[-1]}")
         yield error("cluster.nodelist", nodelist, message, fix)
-
-
-@check(
-    "cluster.exclude_file",
-    "the team's file of nodes to avoid can be read; the nodes that it leaves out",
-    "exclude_file",
-)
-def exclude_file_problems(facts: Facts, exclude_file: ExcludeFile) -> Iterator[Finding]:
-    """Find an unreadable file; name the nodes of a readable one, also those that the cluster lacks."""
-    if exclude_file.problem is not None:
-        yield error(_EXCLUDE_FILE, exclude_file.path, exclude_file.problem, exclude_file.fix)
-        return
-    left_out = facts.shared_exclusions
-    passed_over = [excluded.node for excluded in exclude_file.nodes if excluded not in left_out]
-    texts = [f"leaves out {', '.join(f'{node.node} ({node.why})' for node in left_out)}"] if left_out else []
-    texts += (
-        [f"passes over {', '.join(passed_over)}, not among the nodes to choose from"] if passed_over else []
-    )
-    if texts:
-        finding = error(_EXCLUDE_FILE, exclude_file.path, "; ".join(texts))
-        yield replace(finding, severity=Severity.OK)
 
 
 @cluster_check("cluster.gpus", "the nodes have the requested GPUs", "partitions", "nodes")
@@ -298,4 +275,4 @@ def _most_nodes(partition: Partition) -> float:
     return float("inf") if partition.max_nodes is None else partition.max_nodes
 
 
-CHECKS = (node_problems, exclude_file_problems, gpu_problems, cpu_problems, memory_problems, worker_problems)
+CHECKS = (node_problems, gpu_problems, cpu_problems, memory_problems, worker_problems)
