@@ -47,6 +47,7 @@ from launcher.ui.terminal import print_json, print_message, print_stderr, unwrap
 from slipway.arithmetic.layout import ParallelConfig, fits
 from slipway.common.files import read_text
 from slipway.common.node.events import Event
+from slipway.common.node.marks import cancelled_by
 
 STEPS = 20
 DROP = 10.0  # per cent of the speed of the rung before
@@ -216,7 +217,8 @@ class Ramp:
         launched = _find_same(rung)
         if launched is not None:
             (status,) = poll([launched])
-            if status.state.is_live:
+            is_cancelled = cancelled_by(launched.paths.directory, launched.job) is not None
+            if status.state.is_live and not is_cancelled:
                 _say(f"{what}: goes on with job {launched.job}")
                 return self._judge(rung, launched, _follow(launched, what))
             result = self._judge(rung, launched, status)
