@@ -9,18 +9,18 @@ repeated: after an interruption the same command goes on.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.checks.facts import Facts
 from launcher.checks.gate import CheckReport, check_drafts, require_passed, show_to_scheduler
 from launcher.checks.rules.launch import MACHINE
-from launcher.drafting import Draft, Request, draft
+from launcher.drafting import Request, draft
 from launcher.errors import DONE, WENT_WRONG, UserError, escape
 from launcher.estimates import parallelism as keys
 from launcher.estimates.cost import estimate_cost
@@ -34,19 +34,18 @@ from launcher.launching import launch
 from launcher.monitor.evidence import gather
 from launcher.monitor.follow import LinesView, follow_launch
 from launcher.monitor.history import history
-from launcher.monitor.progress import Progress
-from launcher.monitor.training_speed import TrainingSpeed, explains, measure_speed
+from launcher.monitor.live import LiveView
+from launcher.monitor.training_speed import TrainingSpeed, find_cause, measure_speed
 from launcher.monitor.verification import RunVerdict, verify
 from launcher.runs.paths import display_path
 from launcher.runs.receipts import submitted_jobs
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.notations import expand_hostlist
 from launcher.smoke import OF_WHOLE_TRAININGS, ShortRun, scale_batch, shorten
-from launcher.ui.tables import UNKNOWN, Cell, count, join_first, print_code, print_listing, steps
-from launcher.ui.terminal import print_json, print_message, print_stderr, unwrap_stream
+from launcher.ui.tables import UNKNOWN, Cell, count, join_first, print_code, print_listing
+from launcher.ui.terminal import open_console, print_json, print_message, print_stderr
 from slipway.arithmetic.layout import ParallelConfig, fits
 from slipway.common.files import read_text
-from slipway.common.node.events import Event
 from slipway.common.node.marks import cancelled_by
 
 STEPS = 20
@@ -57,114 +56,82 @@ _COLOURS = {"good": "green", "slow": "bold yellow", "failed": "bold red"}
 _COLUMNS = ("NODES", "TOKENS/S/GPU", "OF BEFORE", "ESTIMATE", "VERDICT", "JOB", "RUN")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rung:
-    """A rung that is planned, not written yet; `estimate` is its tokens per second and GPU."""
+    """A job of the ramp, planned or done; `estimate` is its tokens per second and GPU.
+
+    `of_before` is its speed as a part of that of the rung before; `why` says what failed or is slow, and
+    `suspects` are the nodes at fault.
+    """
 
     nodes: int
     report: CheckReport
     request: Request
     estimate: float | None
-
-    @property
-    def draft(self) -> Draft:
-        return self.report.draft
-
-
-@dataclass(slots=True)
-class RungResult:
-    """The result of a rung; `why` says what failed or is slow, `suspects` the nodes that they name."""
-
-    rung: Rung
-    launch: Launch
-    verdict: Verdict
+    launch: Launch | None = None
+    verdict: Verdict = "good"
     speed: TrainingSpeed | None = None
     of_before: float | None = None
     why: list[str] = field(default_factory=list)
     suspects: list[str] = field(default_factory=list)
 
+    @property
+    def hosts(self) -> Sequence[str]:
+        return self.speed.hosts if self.speed is not None else ()
+
+    @property
+    def per_gpu(self) -> float | None:
+        return self.speed.per_gpu if self.speed is not None else None
+
     def to_json(self) -> dict[str, Any]:
+        assert self.launch is not None
         return {
-            "nodes": self.rung.nodes,
+            **{name: getattr(self, name) for name in ("nodes", "verdict", "of_before", "why", "suspects")},
             "run": self.launch.paths.run_name,
             "run_dir": str(self.launch.paths.run_dir),
             "launch": self.launch.paths.number,
             "job_id": self.launch.manifest.job_id,
-            "node_list": list(self.speed.hosts) if self.speed is not None else None,
-            "tokens_per_second_per_gpu": self.speed.per_gpu if self.speed is not None else None,
-            "of_rung_before": self.of_before,
-            "estimated_tokens_per_second_per_gpu": self.rung.estimate,
-            "verdict": self.verdict,
-            "why": self.why,
-            "suspects": self.suspects,
+            "node_list": list(self.hosts),
+            "tokens_per_second_per_gpu": self.per_gpu,
+            "estimated_tokens_per_second_per_gpu": self.estimate,
         }
 
     def cells(self) -> list[Cell]:
-        speed, estimate = self.speed, self.rung.estimate
-        return [
-            str(self.rung.nodes),
-            UNKNOWN if speed is None else count(speed.per_gpu),
-            UNKNOWN if self.of_before is None else f"{100 * self.of_before:.0f} %",
-            count(estimate),
-            (self.verdict, _COLOURS[self.verdict]),
-            self.launch.job,
-            self.launch.paths.run_name,
-        ]
-
-
-# --- planning
+        assert self.launch is not None
+        part = UNKNOWN if self.of_before is None else f"{100 * self.of_before:.0f} %"
+        verdict = (self.verdict, _COLOURS[self.verdict])
+        job, run = self.launch.job, self.launch.paths.run_name
+        return [str(self.nodes), count(self.per_gpu), part, count(self.estimate), verdict, job, run]
 
 
 def plan_ramp(report: CheckReport, request: Request, counts: Sequence[int], skipped: Sequence[str]) -> Ramp:
     """Plan all rungs; raise UserError if one does not fit, or would be refused."""
-    whole = report.draft
-    training, most = whole.composition.config.training, whole.plan.job.resources.nodes
-    if training is None:
-        raise UserError(
-            f"--ramp: stages=[{whole.plan.job.stage}] has no steps to time",
-            hint="--ramp is for stages=[training]",
-        )
-    shape = read_parallel_config(Values(training.model_dump()))
+    training, job = report.draft.composition.config.training, report.draft.plan.job
+    shape = read_parallel_config(Values(training.model_dump())) if training is not None else None
     if shape is None:
-        raise UserError("--ramp: the sizes of the layout cannot be read")
+        message = f"--ramp: stages=[{job.stage}] has no steps to time, or no layout"
+        raise UserError(message, hint="--ramp is for stages=[training]")
+    ramp, words, most = Ramp(report, request, skipped, shape), ",".join(map(str, counts)), job.resources.nodes
     if list(counts) != sorted(set(counts)):
-        raise UserError(f"--ramp {_join(counts)}: each rung has more nodes than the one before")
+        raise UserError(f"--ramp {words}: each rung has more nodes than the one before")
     if counts[-1] > most:
         key = full(keys.NODES)
+        raise UserError(f"--ramp {words}: more nodes than {key}={most}", key=key, hint=f"up to {most}")
+    for nodes in set(counts) - set(ramp.sizes):
+        product = f"tensor {shape.tensor} × pipeline {shape.pipeline} × context {shape.context}"
         raise UserError(
-            f"--ramp {_join(counts)}: more nodes than {key}={most}", key=key, hint=f"up to {most}"
+            f"--ramp: {count_of(nodes, 'node')} of {count_of(shape.devices, 'GPU')} cannot hold {product}",
+            key=full(keys.NODES),
+            also=tuple(map(full, (keys.TENSOR, keys.PIPELINE, keys.CONTEXT, keys.DEVICES))),
+            hint=f"numbers of nodes that can: {join_first([*map(str, ramp.sizes)], 8)}",
         )
-    ramp = Ramp(report, request, skipped, shape)
-    for nodes in counts:
-        if not fits(ramp.scale(nodes), nodes):
-            raise _misfit(shape, most, nodes)
     ramp.rungs = [ramp.plan_rung(nodes) for nodes in counts]
     return ramp
 
 
-def _misfit(shape: ParallelConfig, most: int, nodes: int) -> UserError:
-    valid = [n for n in range(1, most + 1) if fits(_scale(shape, most, n), n)]
-    product = f"tensor {shape.tensor} × pipeline {shape.pipeline} × context {shape.context}"
-    return UserError(
-        f"--ramp: {count_of(nodes, 'node')} of {count_of(shape.devices, 'GPU')} cannot hold {product}",
-        key=full(keys.NODES),
-        also=(full(keys.TENSOR), full(keys.PIPELINE), full(keys.CONTEXT), full(keys.DEVICES)),
-        hint=f"numbers of nodes that can: {join_first([*map(str, valid)], 8)}" if valid else None,
-    )
-
-
-def _scale(shape: ParallelConfig, most: int, nodes: int) -> ParallelConfig:
-    """Return a layout with the global batch of fewer nodes: the micro batches of a GPU stay."""
-    return shape._replace(batch=shape.micro * shape.data(nodes) * shape.micro_batches(most))
-
-
-def _join(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))
-
-
 @dataclass
 class Ramp:
-    """A staircase of a launch, whose checked draft and request these are."""
+    """A staircase of a launch, whose checked draft and request these are; `done` are its rungs so far."""
 
     report: CheckReport
     request: Request
@@ -172,14 +139,18 @@ class Ramp:
     shape: ParallelConfig
     drop: float = DROP
     rungs: list[Rung] = field(default_factory=list)
-    results: list[RungResult] = field(default_factory=list)
-
-    @property
-    def most(self) -> int:
-        return self.report.draft.plan.job.resources.nodes
+    done: list[Rung] = field(default_factory=list)
 
     def scale(self, nodes: int) -> ParallelConfig:
-        return _scale(self.shape, self.most, nodes)
+        """Return the layout with the global batch of fewer nodes: the micro batches of a GPU stay."""
+        each = self.shape.micro_batches(self.report.draft.plan.job.resources.nodes)
+        return self.shape._replace(batch=self.shape.micro * self.shape.data(nodes) * each)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The numbers of nodes that the layout fits on, up to those of the launch."""
+        most = self.report.draft.plan.job.resources.nodes
+        return [nodes for nodes in range(1, most + 1) if fits(self.scale(nodes), nodes)]
 
     def plan_rung(self, nodes: int, hosts: Sequence[str] | None = None, suffix: str = "") -> Rung:
         """Plan the job of a rung, on these hosts if they are given."""
@@ -190,97 +161,80 @@ class Ramp:
             hosts = sorted(chosen, key=lambda name: (len(name), name))[:nodes]
         short = ShortRun(f"_ramp_{suffix or nodes}", nodes, STEPS, ",".join(hosts) if hosts else None)
         with whole.composition.annotated():
-            batch = scale_batch(training.model_dump(), self.scale(nodes).batch)
-            overrides = shorten(whole, short, batch)
+            overrides = shorten(whole, short, scale_batch(training.model_dump(), self.scale(nodes).batch))
         smaller = replace(self.request, overrides=[*self.request.overrides, *overrides])
         (report,) = check_drafts([draft(smaller)], [*self.skipped, *OF_WHOLE_TRAININGS, MACHINE])
         require_passed([report])
-        return Rung(nodes, report, smaller, _estimate(report.draft, report.facts))
-
-    # --- running
+        cost = estimate_cost(report.draft.plan, report.facts.gpu_types)
+        estimate = cost.tokens / cost.seconds / cost.gpus if cost is not None and cost.seconds else None
+        return Rung(nodes, report, smaller, estimate)
 
     def run(self) -> int:
         """Run the rungs, the first that is not good being the last; return the exit code."""
         require_passed([show_to_scheduler(self.report)])  # the whole launch is judged before it is tried
         for number, rung in enumerate(self.rungs, start=1):
-            what = f"rung {number} of {len(self.rungs)}, {count_of(rung.nodes, 'node')}"
-            result = self._run_rung(rung, what)
-            self.results.append(result)
-            if result.verdict == "slow":
-                self._explain_drop(result, self.results[-2])
-            if result.verdict != "good":
+            self._run_rung(rung, f"rung {number} of {len(self.rungs)}, {count_of(rung.nodes, 'node')}")
+            if rung.verdict == "slow":
+                self._explain_drop(rung, self.done[-1])
+            self.done.append(rung)
+            if rung.verdict != "good":
                 return WENT_WRONG
         return DONE
 
-    def _run_rung(self, rung: Rung, what: str) -> RungResult:
+    def _run_rung(self, rung: Rung, what: str) -> None:
         """Run a rung, or take the result of one that was good; go on with one that is under way."""
-        launched = _find_same(rung)
-        if launched is not None:
+        if (launched := _find_same(rung)) is not None:
             (status,) = poll([launched])
-            is_cancelled = cancelled_by(launched.paths.directory, launched.job) is not None
-            if status.state.is_live and not is_cancelled:
+            if status.state.is_live and cancelled_by(launched.paths.directory, launched.job) is None:
                 _say(f"{what}: goes on with job {launched.job}")
-                return self._judge(rung, launched, _follow(launched, what))
-            result = self._judge(rung, launched, status)
-            if result.verdict == "good":
-                _say(f"{what}: was good already, job {launched.job}")
-                return result
+                return self._judge(rung, launched, _follow(launched))
+            self._judge(rung, launched, status)
+            if rung.verdict == "good":
+                return _say(f"{what}: was good already, job {launched.job}")
         return self._judge(rung, *_launch_and_follow(rung, what))
 
-    def _judge(self, rung: Rung, launched: Launch, status: JobStatus) -> RungResult:
-        launched = open_launch(launched.paths.run_dir, launched.paths.number)
-        result = RungResult(rung, launched, "good", measure_speed(launched))
-        checks = verify(gather(launched.paths.run_dir, launched.paths.number), is_smoke=True)
-        failed = [check for check in checks if check.verdict is RunVerdict.FAILED]
+    def _judge(self, rung: Rung, launched: Launch, status: JobStatus) -> None:
+        """Set the verdict of a rung, and its reason if it failed."""
+        run_dir, number = launched.paths.run_dir, launched.paths.number
+        rung.launch = launched = open_launch(run_dir, number)
+        rung.speed, rung.verdict, rung.why = measure_speed(launched), "good", []
+        checks = verify(gather(run_dir, number), is_smoke=True)
+        failed = [f"{check.name}: {check.evidence}" for check in checks if check.verdict is RunVerdict.FAILED]
         if failed or not status.state.is_good:
-            result.verdict = "failed"
-            result.why = [f"{check.name}: {check.evidence}" for check in failed] or [status.state.value]
-            _add_diagnosis(result)
-            return result
-        before = self.results[-1].speed if self.results else None
-        if result.speed is not None and before is not None:
-            result.of_before = result.speed.per_gpu / before.per_gpu
-            if result.of_before < 1 - self.drop / 100:
-                result.verdict = "slow"
-        return result
+            rung.verdict, rung.why = "failed", failed or [status.state.value]
+            reading = next((row.reading for row in history(run_dir) if row.number == number), None)
+            if reading is not None:
+                rung.why, rung.suspects = reading.lines(), list(reading.nodes)
+        elif self.done and rung.per_gpu is not None and (before := self.done[-1].per_gpu):
+            rung.of_before = rung.per_gpu / before
+            rung.verdict = "slow" if rung.of_before < 1 - self.drop / 100 else "good"
 
-    # --- the cause of a drop
-
-    def _explain_drop(self, slow: RungResult, before: RungResult) -> None:
+    def _explain_drop(self, slow: Rung, before: Rung) -> None:
         """Name the rank and the phase that the others wait for, or else find the node by further jobs."""
         assert slow.speed is not None and before.speed is not None
-        if explains(slow.speed.slowest, slow.speed, before.speed):
-            assert slow.speed.slowest is not None
-            slow.why = [str(slow.speed.slowest)]
-            slow.suspects = [slow.speed.slowest.host]
+        if (slowest := find_cause(slow.speed, before.speed)) is not None:
+            slow.why, slow.suspects = [str(slowest)], [slowest.host]
             return
-        hosts = slow.speed.hosts
-        if self.report.draft.plan.scheduler != "slurm" or len(set(hosts)) != slow.rung.nodes:
+        if self.report.draft.plan.scheduler != "slurm" or len(set(slow.hosts)) != slow.nodes:
             slow.why = ["no rank stands out by its phases"]
             return
-        cleared = [host for result in self.results[:-1] if result.speed for host in result.speed.hosts]
-        number = 0
+        names = (f"part_{number}" for number in itertools.count(1))
 
         def is_slow(some: Sequence[str]) -> bool:
-            nonlocal number
-            number += 1
-            rung = self.plan_rung(len(some), some, f"part_{number}")
-            launched, status = _launch_and_follow(rung, f"part {number}, to find the node")
-            result = self._judge(rung, launched, status)
-            assert before.speed is not None
-            speed = result.speed.per_gpu if result.speed is not None else 0.0
-            slower = result.verdict == "failed" or speed < (1 - self.drop / 100) * before.speed.per_gpu
-            _say(f"{join_first(some)}: {count(speed)} tokens/s per GPU{', slow' if slower else ''}")
+            part = self.plan_rung(len(some), some, name := next(names))
+            self._judge(part, *_launch_and_follow(part, f"{name}, to find the node"))
+            slower = part.verdict != "good"
+            _say(f"{join_first(some)}: {count(part.per_gpu)} tokens/s per GPU{', slow' if slower else ''}")
             return slower
 
-        sizes = [n for n in range(1, slow.rung.nodes + 1) if fits(self.scale(n), n)]
-        suspects = [host for host in hosts if host not in cleared]
-        names, is_sure = bisect(suspects, cleared, [n for n in sizes if n >= before.rung.nodes], is_slow)
-        slow.suspects = names if is_sure else []
-        if is_sure:
-            slow.why = [f"slow: {', '.join(names)}, as jobs on parts of the nodes showed"]
-        else:
-            slow.why = [f"no part of the nodes is slow by itself: {slow.rung.nodes} nodes together are"]
+        cleared = [host for rung in self.done for host in rung.hosts]
+        suspects = [host for host in slow.hosts if host not in cleared]
+        sizes = [nodes for nodes in self.sizes if nodes >= before.nodes]
+        left, is_sure = bisect(suspects, cleared, sizes, is_slow)
+        slow.suspects = left if is_sure else []
+        slow.why = [f"slow: {', '.join(left)}, as jobs on parts of the nodes showed"]
+        if not is_sure:
+            slow.why = [f"no part of the nodes is slow by itself: {slow.nodes} nodes together are"]
 
 
 def bisect(
@@ -318,86 +272,40 @@ def bisect(
 
 
 def _launch_and_follow(rung: Rung, what: str) -> tuple[Launch, JobStatus]:
-    launched = launch(rung.draft, rung.request, report=rung.report)
+    launched = launch(rung.report.draft, rung.request, report=rung.report)
     for warning in launched.warnings:
         print_message(warning)
     _say(f"{what}: job {launched.manifest.job_id}, run {launched.paths.run_name}")
-    status = _follow(launched, what)
+    status = _follow(launched)
     submitted_jobs.pop(str(launched.manifest.job_id), None)
     return launched, status
 
 
-def _follow(launched: Launch, what: str) -> JobStatus:
-    """Follow a job to its end; Ctrl-C cancels it."""
+def _follow(launched: Launch) -> JobStatus:
+    """Follow a job to its end, on stderr; Ctrl-C cancels it."""
     launched = open_launch(launched.paths.run_dir, launched.paths.number)
+    view: LinesView | LiveView = LinesView(launched)
+    if sys.stderr.isatty():
+        view = LiveView(launched, open_console(stderr=True))
     try:
-        return follow_launch(launched, _RungView(launched, what))
+        with contextlib.redirect_stdout(sys.stderr):
+            return follow_launch(launched, view)
     except KeyboardInterrupt:
-        outcomes = cancel(poll([launched]))
-        how = ", ".join(outcome.effect.value for outcome in outcomes)
-        _say(f"interrupted; job {launched.job}: {how}")
+        (outcome,) = cancel(poll([launched]))
+        _say(f"interrupted; job {launched.job}: {outcome.effect.value}")
         _say("the same command goes on after the rungs that were good")
         raise
 
 
 def _find_same(rung: Rung) -> Launch | None:
     """Return the newest launch of a rung if it has the files that would be launched now."""
-    launches = readable_launches(rung.draft.plan.paths.run_dir)
-    if not launches or launches[-1].manifest.job_id is None:
-        return None
-    newest = launches[-1]
-    same = rung.draft.numbered(newest.paths.number, newest.manifest.tag)
-    with contextlib.suppress(OSError, ValueError):
-        if all(read_text(path) == text for path, text in same.texts.items()):
-            return newest
+    for newest in readable_launches(rung.report.draft.plan.paths.run_dir)[-1:]:
+        same = rung.report.draft.numbered(newest.paths.number, newest.manifest.tag)
+        with contextlib.suppress(OSError, ValueError):
+            texts = same.texts.items() if newest.manifest.job_id is not None else ()
+            if texts and all(read_text(path) == text for path, text in texts):
+                return newest
     return None
-
-
-def _add_diagnosis(result: RungResult) -> None:
-    """Add the job's own judgement of its end: the rule, the rank that failed first, the nodes at fault."""
-    rows = [row for row in history(result.launch.paths.run_dir) if row.number == result.launch.paths.number]
-    reading = next((row.reading for row in rows), None)
-    if reading is not None:
-        result.why = reading.lines()
-        result.suspects = list(reading.nodes)
-    elif rows and rows[0].status.reason:
-        result.why.append(rows[0].status.reason)
-
-
-def _estimate(drafted: Draft, facts: Facts) -> float | None:
-    """Return the estimated tokens per second of a GPU."""
-    cost = estimate_cost(drafted.plan, facts.gpu_types)
-    return cost.tokens / cost.seconds / cost.gpus if cost is not None and cost.seconds else None
-
-
-class _RungView(LinesView):
-    """A view of a rung: a line that is redrawn on a terminal, and a line for each state anywhere else."""
-
-    def __init__(self, launched: Launch, what: str) -> None:
-        super().__init__(launched)
-        self._what, self._line = what, ""
-        self._is_live = sys.stderr.isatty()
-
-    def __enter__(self) -> None:
-        """Print nothing yet."""
-
-    def __exit__(self, *exception: object) -> None:
-        if self._is_live and self._line:
-            print(file=sys.stderr)
-
-    def show(
-        self, status: JobStatus, progress: Progress, new: Sequence[Event], *, is_over: bool = False
-    ) -> None:
-        """Show the newest state, and on a terminal the step."""
-        words = [status.state.value, *filter(None, [status.nodes and f"on {status.nodes}", status.reason])]
-        line = f"{self._what}: {' '.join(words)}"
-        if self._is_live:
-            step = f", step {steps(progress.step, STEPS)}" if progress.step is not None else ""
-            terminal = unwrap_stream(sys.stderr)
-            print(f"\r\x1b[Kramp: {escape(line)}{step}", end="", file=terminal, flush=True)
-        elif line != self._line:
-            _say(f"{time.strftime('%H:%M:%S')} {line}")
-        self._line = line
 
 
 def _say(line: str) -> None:
@@ -410,42 +318,40 @@ def _say(line: str) -> None:
 def print_plan(ramp: Ramp) -> None:
     """Print the scripts of all rungs, for a dry run."""
     for rung in ramp.rungs:
-        _say(f"{count_of(rung.nodes, 'node')}, {STEPS} steps, global batch {ramp.scale(rung.nodes).batch}")
-        print_code(f"# --- {count_of(rung.nodes, 'node')}: {rung.draft.plan.paths.script} ---\n", "bash")
-        print_code(rung.draft.script, "bash")
+        nodes, drafted = count_of(rung.nodes, "node"), rung.report.draft
+        _say(f"{nodes}, {STEPS} steps, global batch {ramp.scale(rung.nodes).batch}")
+        print_code(f"# --- {nodes}: {drafted.plan.paths.script} ---\n{drafted.script}", "bash")
 
 
 def print_results(ramp: Ramp, *, as_json: bool) -> None:
     """Print the rungs, the cause of the end, and the command of the whole launch or of the next try."""
-    last, command = ramp.results[-1], drop_ramp(ramp.request.command)
+    last, command = ramp.done[-1], drop_ramp(ramp.request.command)
     command[0] = Path(command[0]).name
-    is_good = last.verdict == "good"
     if as_json:
-        rungs = [result.to_json() for result in ramp.results]
+        rungs = [rung.to_json() for rung in ramp.done]
         print_json({"rungs": rungs, "verdict": last.verdict, "suspects": last.suspects, "command": command})
         return
-    print_listing(_COLUMNS, [result.cells() for result in ramp.results], numbers=3, unfolded=(0, 6))
+    assert last.launch is not None
+    print_listing(_COLUMNS, [rung.cells() for rung in ramp.done], numbers=3, unfolded=(0, 6))
     for line in last.why:
-        print(escape(f"{count_of(last.rung.nodes, 'node')}: {line}"))
-    if is_good:
+        print(escape(f"{count_of(last.nodes, 'node')}: {line}"))
+    if last.verdict == "good":
         print(f"\n{shlex.join(command)}")
-        return
-    print(f"the files of this rung: {display_path(last.launch.paths.run_dir)}")
+    else:
+        print(f"the files of this rung: {display_path(last.launch.paths.run_dir)}")
     if last.suspects:
         print(f"to go on without it: the same command with cluster.exclude={','.join(last.suspects)}")
 
 
 def drop_ramp(command: Sequence[str]) -> list[str]:
     """Return the command line without the options of the ramp, also shortened."""
-    end = command.index("--") if "--" in command else len(command)
-    return [*_keep(command[:end]), *command[end:]]
-
-
-def _keep(words: Sequence[str]) -> Iterator[str]:
-    rest = iter(words)
+    kept, rest = list[str](), iter(command)
     for word in rest:
         name, sign, _ = word.partition("=")
+        if word == "--":
+            return [*kept, word, *rest]
         if not (name.startswith("--ramp") and "--ramp-drop".startswith(name)):
-            yield word
+            kept.append(word)
         elif not sign:
             next(rest)
+    return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import fcntl
 import os
@@ -38,7 +39,7 @@ examples:
   slipway nodes --since 30d gpt3_5b llama_7b        two runs, in the last 30 days
   slipway nodes --exclude-file /shared/bad_nodes.tsv          also what the team avoids
   slipway nodes --exclude n17 --why "Xid 79" --for 7d --exclude-file /shared/bad_nodes.tsv
-  slipway nodes --include n17 --why "new GPU" --exclude-file /shared/bad_nodes.tsv
+  slipway nodes --exclude n17 --why "new GPU" --for 0d --exclude-file /shared/bad_nodes.tsv    use it again
   slipway nodes --json | jq -r '.[] | select(.above_others) | .node'
 
 exit code:
@@ -58,44 +59,46 @@ _COLUMNS = (
     "EXCLUDED UNTIL",
 )
 _FOREVER = 99_999_999_999  # the year 5138
-_LOCK_SECONDS = 10.0
 
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "nodes", run, text=_HELP)
-    text = f"{RUNS_HELP}; default: all known runs"
-    parser.add_argument("runs", nargs="*", metavar="RUN", help=text)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUNS_HELP}; default: all known runs")
     add_option(parser, "--since AGE", "only what happened in that time, such as 30d, 12h, 2w")
     add_option(parser, "--json", "print a list of objects")
     add_base_results_dir(parser)
     file = parser.add_argument_group("the file of nodes that a team avoids")
     add_option(file, "--exclude-file FILE", "the file; without more it is shown beside the failures")
-    change = file.add_mutually_exclusive_group()
-    add_option(change, "--exclude NODE", "add a node; may be given again", action="append", default=[])
-    add_option(change, "--include NODE", "let a node be used again", action="append", default=[])
+    add_option(file, "--exclude NODE", "add a node; may be given again", action="append", default=[])
     add_option(file, "--why TEXT", "the reason, for the others")
-    add_option(file, "--for AGE", "exclude for so long (default: until --include)", dest="age")
+    add_option(
+        file, "--for AGE", "exclude for so long (default: for good); 0d lets it be used again", dest="age"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.exclude or args.include:
-        return _change_file(args)
-    for option, value in (("--why", args.why), ("--for", args.age)):
-        if value is not None:
-            raise UserError(f"{option}: it is of a node to exclude", hint="--exclude NODE")
     # Imported late: --help needs none of it.
     from launcher.images.pruning import parse_age
     from launcher.monitor.node_failures import count_node_failures
 
-    now = time.time()
+    now, path = time.time(), args.exclude_file
     since = 0.0 if args.since is None else now - parse_age(args.since, "--since")
-    shared = {node.node: node for node in _read(args.exclude_file, now)} if args.exclude_file else {}
+    if args.exclude:
+        until = _FOREVER if args.age is None else int(now + parse_age(args.age, "--for"))
+        return _exclude(args, until)
+    for option, value in (("--why", args.why), ("--for", args.age)):
+        if value is not None:
+            raise UserError(f"{option}: it is of a node to exclude", hint="--exclude NODE")
+    try:
+        shared = {node.node: node for node in read_exclude_file(path, now)} if path is not None else {}
+    except (OSError, ValueError) as error:
+        raise _unusable(path, "read", error) from error
     records = count_node_failures(_launches(args.runs, args.base_results_dir), since)
     if args.json:
         fields = {name: node._asdict() for name, node in shared.items()}
         print_json([record.to_json() | {"excluded": fields.get(record.node)} for record in records])
-        return 0
-    _print(records, shared)
+    else:
+        _print(records, shared)
     return 0
 
 
@@ -113,30 +116,24 @@ def _print(records: Sequence[NodeRecord], shared: Mapping[str, ExcludedNode]) ->
         print_listing(columns, rows, numbers=4, unfolded=(0, 4, 5, 6))
     else:
         print_stderr("no job of these runs has left marks of its nodes yet")
-    known = {record.node for record in records}
-    for node in (node for node in shared.values() if node.node not in known):
-        print_message(f"{node.node} is excluded, and none of these runs used it: {_explain(node)}")
+    for name in shared.keys() - {record.node for record in records}:
+        print_message(f"{name} is excluded, and none of these runs used it: {_explain(shared[name])}")
 
 
 def _cells(record: NodeRecord, excluded: ExcludedNode | None) -> list[Cell]:
-    interval, reasons = record.interval, record.reasons.most_common()
-    spread = UNKNOWN if interval is None else "-".join(map(_rate, interval))
-    text = ", ".join(f"{number} × {shortened(reason)}" for reason, number in reasons)
+    rates = [count(rate) if rate >= 10 else f"{rate:.2g}" for rate in record.rate or ()]
+    reasons = (f"{number} × {shortened(reason)}" for reason, number in record.reasons.most_common())
     return [
         (record.node, "bold red" if record.is_above else "bold"),
         f"{record.days:.2f}",
         str(len(record.failures)),
-        UNKNOWN if record.rate is None else _rate(record.rate),
-        spread,
+        rates[0] if rates else UNKNOWN,
+        "-".join(rates[1:]) or UNKNOWN,
         ("worse", "bold red") if record.is_above else UNKNOWN,
         moment(record.last),
-        escape(text) or UNKNOWN,
-        escape(_explain(excluded)) if excluded is not None else "",
+        escape(", ".join(reasons)) or UNKNOWN,
+        escape(_explain(excluded)) if excluded is not None else UNKNOWN,
     ]
-
-
-def _rate(failures: float) -> str:
-    return count(failures) if failures >= 10 else f"{failures:.2g}"
 
 
 # --- the file that a team shares
@@ -147,49 +144,36 @@ def _explain(node: ExcludedNode) -> str:
     return f"{until}: {node.why} ({node.job})"
 
 
-def _read(path: Path, now: float) -> tuple[ExcludedNode, ...]:
-    try:
-        return read_exclude_file(path, now)
-    except (OSError, ValueError) as error:
-        raise _unusable(path, "read", error) from error
-
-
 def _unusable(path: Path, verb: str, error: OSError | ValueError) -> UserError:
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return UserError(f"--exclude-file {escape(str(path))}: it cannot be {verb}: {why.lower()}")
 
 
-def _change_file(args: argparse.Namespace) -> int:
+def _exclude(args: argparse.Namespace, until: int) -> int:
     """Append a line for each node to the team's file."""
-    from launcher.images.pruning import parse_age
-
-    nodes, path = args.exclude or args.include, args.exclude_file
-    option = "--exclude" if args.exclude else "--include"
-    if args.runs:
-        raise UserError(
-            f"{escape(args.runs[0])}: {option} takes no run", hint=f"{option} NODE, once for each"
-        )
-    if path is None:
-        raise UserError(f"{option} {escape(nodes[0])}: which file?", hint="--exclude-file FILE")
-    for node in nodes:
-        if not is_node_name(node):
-            raise UserError(
-                f"{option} {escape(node)}: not the name of one node", hint=f"{option} n1 {option} n2"
-            )
-    if not (args.why or "").strip():
-        raise UserError(f"{option} {nodes[0]}: the others want to know the reason", hint="--why TEXT")
-    now = int(time.time())
-    until = _FOREVER if args.age is None else now + int(parse_age(args.age, "--for"))
-    until = now if args.include else until
+    first, path, why = args.exclude[0], args.exclude_file, args.why or ""
+    odd = next((node for node in args.exclude if not is_node_name(node)), None)
+    mistakes = (
+        (
+            args.runs,
+            f"--exclude {first} {' '.join(args.runs)}: it takes no run",
+            "--exclude NODE for each node",
+        ),
+        (path is None, f"--exclude {first}: which file?", "--exclude-file FILE"),
+        (odd is not None, f"--exclude {odd}: not the name of one node", "--exclude n1 --exclude n2"),
+        (not why.strip(), f"--exclude {first}: the others want to know the reason", "--why TEXT"),
+    )
+    for is_wrong, message, hint in mistakes:
+        if is_wrong:
+            raise UserError(escape(message), hint=hint)
     author = f"{user()}@{host()} {format_now()}"
-    entries = [ExcludedNode(node, until, author, args.why) for node in nodes]
+    entries = [ExcludedNode(node, until, author, why) for node in args.exclude]
     try:
-        _append(path, "".join(f"{format_excluded(excluded)}\n" for excluded in entries))
+        _append(path, "".join(f"{format_excluded(entry)}\n" for entry in entries))
     except OSError as error:
         raise _unusable(path, "written", error) from error
-    for excluded in entries:
-        what = "may be used again" if args.include else f"is excluded {_explain(excluded)}"
-        print(escape(f"{excluded.node} {what}"))
+    for entry in entries:
+        print(escape(f"{entry.node} is excluded {_explain(entry)}"))
     print_stderr(f"launches read it with resilience.exclude_file={path.absolute()}")
     return 0
 
@@ -197,31 +181,14 @@ def _change_file(args: argparse.Namespace) -> int:
 def _append(path: Path, lines: str) -> None:
     """Append lines in one write, under a lock: network file systems let two appends overwrite each other."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o666)
-    with os.fdopen(descriptor, "rb+", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    with os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        _lock(descriptor)
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - 1, 0))
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
         torn = file.read(1) not in (b"", b"\n")  # a writer was killed, or an editor left no end of line
         content = ("\n" * torn + lines).encode("utf-8", "surrogateescape")
         if file.write(content) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(descriptor)
-
-
-def _lock(descriptor: int) -> None:
-    """Lock a file for this process; a file system without locks is written without."""
-    end = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                return
-            if time.monotonic() > end:
-                raise OSError(errno.EAGAIN, "another process holds its lock") from error
-            time.sleep(0.1)
-        else:
-            return
+        os.fsync(file.fileno())

@@ -67,11 +67,12 @@ def measure_speed(launch: Launch) -> TrainingSpeed | None:
     )
 
 
-def explains(slowest: SlowRank | None, now: TrainingSpeed, before: TrainingSpeed) -> bool:
-    """Return True if one rank's phase is most of the time that a step takes longer than before."""
-    if slowest is None or now.step_seconds is None or before.step_seconds is None:
-        return False
-    return slowest.seconds >= _EXPLAINS * (now.step_seconds - before.step_seconds) > 0
+def find_cause(now: TrainingSpeed, before: TrainingSpeed) -> SlowRank | None:
+    """Return the slowest rank if its phase is most of the time that a step takes longer than before."""
+    if now.slowest is None or now.step_seconds is None or before.step_seconds is None:
+        return None
+    added = now.step_seconds - before.step_seconds
+    return now.slowest if now.slowest.seconds >= _EXPLAINS * added > 0 else None
 
 
 def _find_slowest(launch: Launch, hosts: tuple[str, ...]) -> SlowRank | None:

@@ -70,7 +70,7 @@ def test_interval_of_a_count_is_the_exact_one(failures: int, low: float, high: f
 def test_worse_is_a_node_that_fails_more_often_than_chance_allows(
     days: list[float], failures: list[int], worse: list[int]
 ) -> None:
-    failure = NodeFailure("n", "1", "r", None, "killed", "")
+    failure = NodeFailure("r", "1", NOON, "killed", "")
     records = [
         NodeRecord(f"n{index}", used * DAY, [failure] * number)
         for index, (used, number) in enumerate(zip(days, failures, strict=True))
@@ -96,7 +96,7 @@ def test_failures_are_those_of_machines_each_once(runs: Runs) -> None:
         "n9": (0.0, {"7 of 8 GPUs": 1}),
     }
     assert next(iter(nodes)) == "n9", "of unknown use, and has failed"
-    assert nodes["n2"].rate == pytest.approx(1 / 3) and nodes["n2"].last == NOON + DAY
+    assert nodes["n2"].rate and nodes["n2"].rate[0] == pytest.approx(1 / 3) and nodes["n2"].last == NOON + DAY
 
 
 def test_only_what_happened_since_a_time_counts(runs: Runs) -> None:
