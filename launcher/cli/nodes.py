@@ -56,7 +56,7 @@ _COLUMNS = (
     "VERDICT",
     "LAST",
     "REASONS",
-    "EXCLUDED UNTIL",
+    "EXCLUDED",
 )
 _FOREVER = 99_999_999_999  # the year 5138
 
@@ -71,9 +71,7 @@ def add_parser(verbs: Verbs) -> None:
     add_option(file, "--exclude-file FILE", "the file; without more it is shown beside the failures")
     add_option(file, "--exclude NODE", "add a node; may be given again", action="append", default=[])
     add_option(file, "--why TEXT", "the reason, for the others")
-    add_option(
-        file, "--for AGE", "exclude for so long (default: for good); 0d lets it be used again", dest="age"
-    )
+    add_option(file, "--for AGE", "for how long (default: for good); 0d lets it be used again", dest="age")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from statistics import median
+from statistics import median, mode
 from typing import Any, NamedTuple
 
 from launcher.jobs.launches import Launch
@@ -34,8 +34,7 @@ class SlowRank(NamedTuple):
         return f"rank {self.rank} on {self.host} takes {waits} for {self.phase}"
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSpeed:
+class TrainingSpeed(NamedTuple):
     """Medians over the steps after the first: tokens per second of a GPU, and the seconds of a step."""
 
     per_gpu: float
@@ -52,19 +51,14 @@ def measure_speed(launch: Launch) -> TrainingSpeed | None:
             steps.clear()
         elif isinstance(event, Train):
             steps.append(event)
-    timed = [step for step in steps[1:] if step.tokens_per_second]
-    if not timed:
+    speeds = [(step.tokens_per_second, step.tokens) for step in steps[1:] if step.tokens_per_second]
+    if not speeds:
         return None
-    speed = median(step.tokens_per_second or 0.0 for step in timed)
-    gpus = launch.nodes * launch.manifest.tasks_per_node
-    seconds = [
-        step.tokens / step.tokens_per_second for step in timed if step.tokens and step.tokens_per_second
-    ]
-    attempts = launch.attempts
+    seconds = [tokens / speed for speed, tokens in speeds if tokens]
+    attempts, gpus = launch.attempts, launch.nodes * launch.manifest.tasks_per_node
     hosts = tuple((attempts[-1].nodes or "").split(",")) if attempts else ()
-    return TrainingSpeed(
-        speed / gpus, median(seconds) if seconds else None, hosts, _find_slowest(launch, hosts)
-    )
+    per_gpu = median(speed for speed, _ in speeds) / gpus
+    return TrainingSpeed(per_gpu, median(seconds) if seconds else None, hosts, _find_slowest(launch, hosts))
 
 
 def find_cause(now: TrainingSpeed, before: TrainingSpeed) -> SlowRank | None:
@@ -77,35 +71,25 @@ def find_cause(now: TrainingSpeed, before: TrainingSpeed) -> SlowRank | None:
 
 def _find_slowest(launch: Launch, hosts: tuple[str, ...]) -> SlowRank | None:
     """Return the slowest rank of the phase in which one node is the furthest behind; our trainer's alone."""
-    each = launch.manifest.tasks_per_node
-    behind: dict[tuple[str, int], float] = {}
-    ranks: dict[tuple[str, int], Counter[int]] = {}
+    behind: defaultdict[tuple[str, int], float] = defaultdict(float)
+    ranks: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     records = list(_phase_records(launch))
     for record in records:
         for phase, values in record["phases"].items():
-            rank, node = int(values["slowest_rank"]), int(values["slowest_rank"]) // each
-            if phase not in _WAITING and node < len(hosts):
-                behind[phase, node] = behind.get((phase, node), 0.0) + float(values["spread"])
-                ranks.setdefault((phase, node), Counter())[rank] += 1
+            place = phase, values["slowest_rank"] // launch.manifest.tasks_per_node
+            if phase not in _WAITING and place[1] < len(hosts):
+                behind[place] += values["spread"]
+                ranks[place].append(values["slowest_rank"])
     if not behind:
         return None
     worst = max(behind, key=behind.__getitem__)
-    rank = ranks[worst].most_common(1)[0][0]
-    return SlowRank(worst[0], rank, hosts[worst[1]], behind[worst] / len(records))
+    return SlowRank(worst[0], mode(ranks[worst]), hosts[worst[1]], behind[worst] / len(records))
 
 
 def _phase_records(launch: Launch) -> Iterator[dict[str, Any]]:
     """Yield the records of phases since the trainer's last start, without that of the first step."""
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError):
         text = read_text(launch.paths.metrics, _METRICS_BYTES, errors="replace")
-    except (OSError, ValueError):
-        return
-    start = max(text.rfind('{"kind": "start"'), 0)
-    for line in text[start:].splitlines():
-        if line.startswith('{"kind": "phases"'):
-            try:
-                record = json.loads(line)
-                if record["first_step"] > 1 and isinstance(record["phases"], dict):
-                    yield record
-            except (ValueError, KeyError, TypeError):
-                continue
+        for line in text[max(text.rfind('{"kind": "start"'), 0) :].splitlines():
+            if line.startswith('{"kind": "phases"') and (record := json.loads(line))["first_step"] > 1:
+                yield record
