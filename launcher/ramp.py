@@ -49,7 +49,7 @@ from slipway.common.files import read_text
 from slipway.common.node.marks import cancelled_by
 
 STEPS = 20
-DROP = 10.0  # per cent of the speed of the rung before
+DROP = 10  # per cent of the speed of the rung before
 
 Verdict = Literal["good", "slow", "failed"]
 _COLOURS = {"good": "green", "slow": "bold yellow", "failed": "bold red"}
@@ -84,6 +84,7 @@ class Rung:
         return self.speed.per_gpu if self.speed is not None else None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the rung for programs, once it is done."""
         assert self.launch is not None
         return {
             **{name: getattr(self, name) for name in ("nodes", "verdict", "of_before", "why", "suspects")},
@@ -137,7 +138,7 @@ class Ramp:
     request: Request
     skipped: Sequence[str]
     shape: ParallelConfig
-    drop: float = DROP
+    drop: int = DROP
     rungs: list[Rung] = field(default_factory=list)
     done: list[Rung] = field(default_factory=list)
 

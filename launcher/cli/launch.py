@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from launcher import errors
 from launcher.checks.facts import Facts
 from launcher.checks.gate import CheckReport, check_launch
-from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
+from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, whole_number
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, read_request
 from launcher.config.compose import Composition
 from launcher.config.overrides import WORKSPACE, parse_override
@@ -93,7 +93,7 @@ def add_parser(verbs: Verbs) -> None:
     text = f"{text} compare their speed, and print the command of the launch"
     add_option(parser, "--ramp NODES", text, type=_node_counts)
     text = "how much slower per GPU than the rung before is too slow (default: 10)"
-    add_option(parser, "--ramp-drop PERCENT", text, type=_percent)
+    add_option(parser, "--ramp-drop PERCENT", text, type=whole_number(1))
     add_launch_options(parser)
     add_option(parser, "--print", "like --dry-run; for a workspace it prints the command", dest="dry_run")
 
@@ -273,27 +273,16 @@ def _node_counts(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-def _percent(text: str) -> float:
-    if not re.fullmatch(r"\d{1,2}(\.\d{1,3})?", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage below 100")
-    return float(text)
-
-
 def _build_and_try(args: argparse.Namespace) -> tuple[list[Launch], int]:
     """Launch with an image that is made first, after a smoke, or both.
 
     Return the launches and the exit code. A smoke that failed, or that is only printed, ends the way: there
     are no launches then, and the code is the smoke's.
     """
-    for option, value in (
-        ("--smoke", args.smoke),
-        ("--follow", args.follow),
-        ("--build=job", args.build == _JOB),
-    ):
-        if args.ramp and value:
-            raise UserError(
-                f"--ramp and {option}: a ramp launches its rungs alone", hint=f"--ramp without {option}"
-            )
+    others = {"--smoke": args.smoke, "--follow": args.follow, "--build=job": args.build == _JOB}
+    if args.ramp and (option := next((name for name, value in others.items() if value), None)):
+        message = f"--ramp and {option}: a ramp launches its rungs alone"
+        raise UserError(message, hint=f"--ramp without {option}")
     request = read_request(args, args.overrides)
     if args.build:
         reports, request = _make_image_first(args, request)
@@ -324,7 +313,7 @@ def _climb(args: argparse.Namespace, reports: Sequence[CheckReport], request: Re
         message = "--ramp: the rungs would need outputs of earlier stages"
         raise UserError(message, key="stages", hint="launch these first; then stages=[training] --ramp")
     ramp = plan_ramp(reports[0], request, args.ramp, args.no_check)
-    ramp.drop = DROP if args.ramp_drop is None else args.ramp_drop
+    ramp.drop = args.ramp_drop or DROP
     if _is_dry(args, [reports[0].draft]):
         print_plan(ramp)
         return errors.DONE

@@ -48,14 +48,7 @@ exit code:
 """
 
 _COLUMNS = (
-    "NODE",
-    "DAYS",
-    "FAILURES",
-    "PER DAY",
-    "90 % INTERVAL",
-    "VERDICT",
-    "LAST",
-    "REASONS",
+    *("NODE", "DAYS", "FAILURES", "PER DAY", "90 % INTERVAL", "VERDICT", "LAST", "REASONS"),
     "EXCLUDED",
 )
 _FOREVER = 99_999_999_999  # the year 5138

@@ -119,12 +119,12 @@ def count_node_failures(launches: Iterable[Launch], since: float) -> list[NodeRe
         if failure.time >= since:
             records.setdefault(node, NodeRecord(node)).failures.append(failure)
     mark_worse(list(records.values()))
-    return sorted(records.values(), key=_badness)
 
+    def badness(record: NodeRecord) -> tuple[bool, float, float]:
+        low = record.rate[1] if record.rate is not None else math.inf if record.failures else 0.0
+        return record.is_above, low, record.seconds
 
-def _badness(record: NodeRecord) -> tuple[bool, float, float, str]:
-    low = record.rate[1] if record.rate is not None else math.inf if record.failures else 0.0
-    return not record.is_above, -low, -record.seconds, record.node
+    return sorted(records.values(), key=badness, reverse=True)
 
 
 def _names(hosts: str | None) -> list[str]:
