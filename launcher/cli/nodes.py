@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import Verbs, add_option, add_verb
+from launcher.cli.options import Verbs, add_option, add_verb, parse_age
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
 from launcher.errors import UserError, escape, shortened
 from launcher.jobs.launches import Launch, readable_launches
@@ -69,7 +69,6 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # Imported late: --help needs none of it.
-    from launcher.images.pruning import parse_age
     from launcher.monitor.node_failures import count_node_failures
 
     now, path = time.time(), args.exclude_file
