@@ -223,7 +223,7 @@ class Ramp:
 
         def is_slow(some: Sequence[str]) -> bool:
             part = self.plan_rung(len(some), some, name := next(names))
-            self._judge(part, *_launch_and_follow(part, f"{name}, to find the node"))
+            self._judge(part, *_launch_and_follow(part, f"{name.replace('_', ' ')}, to find the node"))
             slower = part.verdict != "good"
             _say(f"{join_first(some)}: {count(part.per_gpu)} tokens/s per GPU{', slow' if slower else ''}")
             return slower
