@@ -118,7 +118,7 @@ def plan_ramp(report: CheckReport, request: Request, counts: Sequence[int], skip
     if counts[-1] > most:
         key = full(keys.NODES)
         raise UserError(f"--ramp {words}: more nodes than {key}={most}", key=key, hint=f"up to {most}")
-    for nodes in set(counts) - set(ramp.sizes):
+    for nodes in (nodes for nodes in counts if nodes not in ramp.sizes):
         product = f"tensor {shape.tensor} × pipeline {shape.pipeline} × context {shape.context}"
         raise UserError(
             f"--ramp: {count_of(nodes, 'node')} of {count_of(shape.devices, 'GPU')} cannot hold {product}",

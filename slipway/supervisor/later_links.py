@@ -139,11 +139,10 @@ class LaterLinks:
         unseen = [name for name in names if name not in self._known]
         if unseen:
             known = self._slurm.known_nodes(unseen)
-            passed_over = [] if known is None else [name for name in unseen if name not in known]
-            self._known.update((name, name not in passed_over) for name in unseen)
-            if passed_over:
-                text = "no nodes of this cluster" if len(passed_over) > 1 else "no node of this cluster"
-                self._job.say(f"{path}: {','.join(passed_over)} passed over: {text}")
+            self._known.update((name, name in known) for name in unseen)
+            if len(known) < len(unseen):
+                passed_over = ",".join(name for name in unseen if name not in known)
+                self._job.say(f"{path}: {passed_over} passed over, as this cluster has no such node")
         return [name for name in names if self._known[name]]
 
     def _jobs(self) -> List[str]:

@@ -94,7 +94,7 @@ def test_links_avoid_the_nodes_of_the_teams_file(tmp_path: Path) -> None:
     file.write_text("".join(f"{node}\t{until}\tada\tXid 79\n" for node, until in lines))
     (chain.plan.paths.run_dir / "excluded_nodes.tsv").write_text(f"n1\t{FAR}\t9\tstill\n")
     _, output = chain.run("2", TAG, job="18", ANSWER="19")
-    assert f"{file}: gone passed over: no node of this cluster" in output
+    assert f"{file}: gone passed over, as this cluster has no such node" in output
     assert "--exclude=n9,n1 " in chain.submissions()[0]
     assert chain.calls_of("sinfo") == ["sinfo --all --noheader --Node --format=%N --nodes=n1,gone"]
 

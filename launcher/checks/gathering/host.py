@@ -94,11 +94,9 @@ def read_excluded_nodes(draft: Draft) -> ExcludeFile | None:
         return None
     try:
         return ExcludeFile(path, read_exclude_file(path, time.time()))
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
+    except (OSError, ValueError) as error:
+        why = (getattr(error, "strerror", None) or str(error)).lower()
         return ExcludeFile(path, problem=f"it cannot be read: {why}", fix=nearest_files(Path(path)))
-    except ValueError as error:
-        return ExcludeFile(path, problem=str(error))
 
 
 def _interpreter(plan: Plan, changed_by: str | None) -> Interpreter | None:
