@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.jobs.launches import Launch
+from launcher.slurm.notations import expand_hostlist
 from slipway.common.node.excluded import is_node_name, read_lines_of_run
 from slipway.common.node.marks import JobAttempt
 
@@ -129,7 +130,8 @@ def count_node_failures(launches: Iterable[Launch], since: float) -> list[NodeRe
 
 def _names(hosts: str | None) -> list[str]:
     """Return the names in a list of nodes that others may have written."""
-    return [name for name in (hosts or "").split(",") if is_node_name(name)]
+    names = expand_hostlist(hosts or "") or (hosts or "").split(",")
+    return sorted(name for name in names if is_node_name(name))
 
 
 def _used_seconds(launch: Launch, attempt: JobAttempt, since: float, now: float) -> float:
@@ -143,7 +145,7 @@ def _used_seconds(launch: Launch, attempt: JobAttempt, since: float, now: float)
 def _find_blamed(attempt: JobAttempt) -> Iterator[str]:
     """Yield the nodes that the end of an attempt names as those that failed."""
     if attempt.rule and attempt.rule not in _NOT_OF_NODES:
-        yield from dict.fromkeys(_names(attempt.excluded) or _names(attempt.host))
+        yield from _names(attempt.excluded) or _names(attempt.host)
 
 
 # --- statistics
