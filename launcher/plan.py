@@ -133,13 +133,14 @@ class Chain:
 
     `from_job`: each link submits the next one, and otherwise all are submitted at launch. The chain stops
     after `max_failures` links in a row without a new checkpoint; `checkpoints` is their directory, if any.
-    Each starts its tasks again up to `restarts` times.
+    Each starts its tasks again up to `restarts` times. `exclude_file` is a team's file of nodes to avoid.
     """
 
     links: int = 1
     from_job: bool = True
     max_failures: int = 3
     exclude_hours: float = 24.0
+    exclude_file: str | None = None
     checkpoints: str | None = None
     restarts: int = 0
 

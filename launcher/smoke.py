@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.checks.gate import CheckReport, check_drafts, require_passed, show_to_scheduler
 from launcher.checks.rules.launch import MACHINE
@@ -35,8 +35,8 @@ from launcher.ui.tables import print_code
 from launcher.ui.terminal import print_message, print_stderr
 from slipway.arithmetic.layout import ParallelConfig, fits
 
-# The schedule of a whole training does not fit into two steps, and need not: its first two are the same.
-_OF_WHOLE_TRAININGS = ("schedule.warmup", "schedule.validation")
+# The schedule of a whole training does not fit into a few steps, and need not: its first are the same.
+OF_WHOLE_TRAININGS = ("schedule.warmup", "schedule.validation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def plan_smoke(drafted: Draft, request: Request, skipped: Sequence[str] = ()) ->
     smaller = replace(request, overrides=[*request.overrides, *overrides])
     smoke = draft(smaller)
     # This machine is looked at for the launch itself.
-    (report,) = check_drafts([smoke], [*skipped, *_OF_WHOLE_TRAININGS, MACHINE])
+    (report,) = check_drafts([smoke], [*skipped, *OF_WHOLE_TRAININGS, MACHINE])
     require_passed([report])
     return Smoke(report, smaller, summary)
 
@@ -152,10 +152,25 @@ def _shrink(draft: Draft) -> tuple[list[str], list[str]]:
         raise UserError("--smoke: the sizes of the layout cannot be read")
     small = _shrink_to_one_node(shape, values)
     batch = small.micro * small.data(1) * shape.micro_batches(nodes)
-    chosen = dict(chain(_steps(config, draft), _model(config, shape, small, batch)))
-    overrides = [_override(config, key, value) for key, value in chosen.items()]
-    overrides += _restrict_job(draft)
+    overrides = shorten(draft, ShortRun(SUFFIX, 1, STEPS), _model(config, shape, small, batch))
     return overrides, list(_summary(draft, values, shape, small, batch))
+
+
+class ShortRun(NamedTuple):
+    """A short training beside the real one; its first `steps` are those of the whole schedule."""
+
+    suffix: str
+    nodes: int
+    steps: int
+    hosts: str | None = None
+
+
+def shorten(draft: Draft, short: ShortRun, model: Iterable[tuple[str, Any]]) -> list[str]:
+    """Return the overrides of a short run of a training, with some keys of its model changed."""
+    assert draft.composition.config.training is not None
+    config = draft.composition.config.training.model_dump()
+    chosen = dict(chain(_steps(config, draft, short), model))
+    return [*(_override(config, key, value) for key, value in chosen.items()), *_restrict_job(draft, short)]
 
 
 def _shrink_to_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
@@ -183,11 +198,11 @@ def _shrink_to_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig
     )
 
 
-def _steps(config: Mapping[str, Any], draft: Draft) -> Iterator[tuple[str, Any]]:
-    """Yield the overrides for two steps, in a separate run next to the real one, with its own directory."""
+def _steps(config: Mapping[str, Any], draft: Draft, short: ShortRun) -> Iterator[tuple[str, Any]]:
+    """Yield the overrides for a few steps, in a separate run next to the real one, with its own directory."""
     paths, trainer, exp_manager = draft.plan.paths, config["trainer"], config["exp_manager"]
-    directory = paths.run_dir.with_name(f"{paths.run_dir.name}{SUFFIX}")
-    yield "run.name", f"{paths.run_name}{SUFFIX}"
+    directory = paths.run_dir.with_name(f"{paths.run_dir.name}{short.suffix}")
+    yield "run.name", f"{paths.run_name}{short.suffix}"
     yield "run.results_dir", str(directory)
     yield "exp_manager.explicit_log_dir", f"{directory}/results"
     time_limit = draft.plan.job.resources.time_limit
@@ -196,12 +211,12 @@ def _steps(config: Mapping[str, Any], draft: Draft) -> Iterator[tuple[str, Any]]
     yield "trainer.max_time", format_days(limit - margin_of(limit))
     if exp_manager.get("max_time_per_run") is not None:
         yield "exp_manager.max_time_per_run", None
-    yield "trainer.num_nodes", 1
-    yield "trainer.max_steps", STEPS
+    yield "trainer.num_nodes", short.nodes
+    yield "trainer.max_steps", short.steps
     yield "trainer.log_every_n_steps", 1
     if trainer.get("limit_val_batches") != 0:
         # One batch: evaluating takes other memory than training, and other files.
-        yield "trainer.val_check_interval", STEPS
+        yield "trainer.val_check_interval", short.steps
         yield "trainer.limit_val_batches", 1
     if trainer.get("limit_test_batches"):
         yield "trainer.limit_test_batches", 1
@@ -220,15 +235,20 @@ def _model(
     config: Mapping[str, Any], shape: ParallelConfig, small: ParallelConfig, batch: int
 ) -> Iterator[tuple[str, Any]]:
     model = config["model"]
-    yield keys.GLOBAL, batch
-    for key in ("rampup_batch_size", "resume_from_checkpoint"):
-        if model.get(key) is not None:
-            yield f"model.{key}", None
+    yield from scale_batch(config, batch)
     if small.pipeline < shape.pipeline:
         yield keys.PIPELINE, small.pipeline
         yield "model.num_layers", model["num_layers"] * small.pipeline // shape.pipeline
         if shape.virtual is not None and small.virtual is None:
             yield keys.VIRTUAL, None
+
+
+def scale_batch(config: Mapping[str, Any], batch: int) -> Iterator[tuple[str, Any]]:
+    """Yield the changes of a model that trains with another global batch, from the first step on."""
+    yield keys.GLOBAL, batch
+    for key in ("rampup_batch_size", "resume_from_checkpoint"):
+        if config["model"].get(key) is not None:
+            yield f"model.{key}", None
 
 
 def _override(config: Mapping[str, Any], key: str, value: Any) -> str:
@@ -243,15 +263,18 @@ def _override(config: Mapping[str, Any], key: str, value: Any) -> str:
 _MISSING = object()
 
 
-def _restrict_job(draft: Draft) -> Iterator[str]:
-    """Yield overrides for one named node, and no chain or array: their jobs would repeat the two steps."""
+def _restrict_job(draft: Draft, short: ShortRun) -> Iterator[str]:
+    """Yield overrides for as many named nodes, and no chain or array: their jobs would repeat the steps."""
     job = draft.plan.job
     # The stage's own settings, in place of the cluster's.
     own: Mapping[str, Any] = draft.composition.config.stage_cluster.get("training", {})
     # Slurm requires as many nodes as there are names.
-    if job.queue.nodelist and (match := _FIRST_HOST.match(job.queue.nodelist)):
+    hosts = short.hosts
+    if hosts is None and job.queue.nodelist and (match := _FIRST_HOST.match(job.queue.nodelist)):
+        hosts = "".join(part or "" for part in match.groups())
+    if hosts is not None:
         where = "stage_cluster.training" if "nodelist" in own else "cluster"
-        yield f"{where}.nodelist={hydra_value(''.join(part or '' for part in match.groups()))}"
+        yield f"{where}.nodelist={hydra_value(hosts)}"
     if job.chain.links > 1:
         yield "resilience.links=1"
     if job.chain.restarts:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from launcher.releases import Contents
 from launcher.slurm.cluster import ClusterFacts
+from slipway.common.node.excluded import ExcludedNode
 
 
 class MissingPath(NamedTuple):
@@ -150,6 +151,15 @@ class SubmissionFacts:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
+class ExcludeFile(NamedTuple):
+    """The nodes that the team's file excludes now; `problem` says why it cannot be read, `fix` what can."""
+
+    path: str
+    nodes: tuple[ExcludedNode, ...] = ()
+    problem: str | None = None
+    fix: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
     """The known contents of the job's image; `missing` says why nothing is known."""
@@ -184,6 +194,8 @@ class Facts:
     host: HostFacts | None = None
     # The scheduler's answer to the script; None if it was not shown.
     submission: SubmissionFacts | None = None
+    # The team's file of nodes to avoid; None if the job has none.
+    exclude_file: ExcludeFile | None = None
     # Why this machine's Python cannot run a job's supervisor; empty if it can.
     supervisor_python: str | None = None
     # The trainer's answer on the configuration, as ``key=value: the mistake``; empty if it accepts it, or if
@@ -196,3 +208,10 @@ class Facts:
     def gpu_types(self) -> tuple[str, ...]:
         """Types of GPU that the cluster has; empty if unknown."""
         return (self.cluster.gpu_types if self.cluster is not None else None) or ()
+
+    @property
+    def shared_exclusions(self) -> tuple[ExcludedNode, ...]:
+        """Return the nodes of the team's file that the cluster has: Slurm refuses a job for other names."""
+        nodes = self.exclude_file.nodes if self.exclude_file is not None else ()
+        there = self.cluster.node_names if self.cluster is not None else None
+        return tuple(excluded for excluded in nodes if there is None or excluded.node in there)

@@ -166,6 +166,9 @@ def looking_gatherers() -> Mapping[str, _Gatherer]:
         "image": _gather_each(partial(images.image_facts, look=True)),
         "earlier": _gather_each(earlier.compare_earlier_training),
         "cluster": _gather_each(host.cluster_facts, host.cluster_question),
+        "exclude_file": _gather_each(
+            host.read_excluded_nodes, lambda draft: draft.plan.job.chain.exclude_file
+        ),
         "lacks_gpus": _gather_each(host.lacks_gpus),
         "host": _gather_each(host.host_facts, host.host_question),
         "supervisor_python": _gather_each(lambda _: host.supervisor_python_problem(), lambda _: None),

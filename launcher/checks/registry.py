@@ -64,7 +64,7 @@ def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Fi
     ):
         # Our trainer, which sees the keys alone, stops at the first mistake, which is among the others.
         findings = [finding for finding in findings if finding.id != TRAINER]
-    if any(finding.severity is not Severity.SKIPPED for finding in findings):
+    if any(finding.severity in (Severity.ERROR, Severity.WARNING) for finding in findings):
         # Imported late: the search for layouts is large, and most launches do not need it.
         from launcher.checks.remedies import REMEDIES
 

@@ -137,7 +137,12 @@ def _draw(path: Path, stages: Sequence[StageReport]) -> bool:
 
 # --- views of the findings
 
-_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
+_STYLES = {
+    Severity.ERROR: "bold red",
+    Severity.WARNING: "bold yellow",
+    Severity.SKIPPED: "dim",
+    Severity.OK: "green",
+}
 
 
 def layout_numbers(config: Mapping[str, Any], nodes: int) -> dict[str, Any] | None:
@@ -262,10 +267,10 @@ def _merge_skips(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 def _verdict(stage: StageReport) -> str:
     parts = []
-    for severity in Severity:
+    for severity in (Severity.ERROR, Severity.WARNING, Severity.SKIPPED):
         number = sum(item.severity is severity for item in stage.findings)
         if number:
             word = severity.value
             parts.append(f"{number} {word}" if severity is Severity.SKIPPED else count(number, word))
-    passed = len({*stage.applied} - {item.id for item in stage.findings})
+    passed = len({*stage.applied} - {item.id for item in stage.findings if item.severity is not Severity.OK})
     return "; ".join(filter(None, [f"{passed} of {len(stage.applied)} checks passed", ", ".join(parts)]))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.filesize import decimal
 
 from launcher.cli import image_options as shared
-from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
+from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, parse_age
 from launcher.cli.runs import add_base_results_dir
 from launcher.config.overrides import recipe_and_flavor
 from launcher.errors import Mistakes, UserError, absolute_path, escape, explain_refusal
@@ -73,13 +73,13 @@ def add_prune(verbs: Verbs) -> None:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from launcher.images.pruning import PruneRules, decide, decide_leftovers, images_in_use, parse_age
+    from launcher.images.pruning import PruneRules, decide, decide_leftovers, images_in_use
 
     if args.named is not None:
         return _prune_named(args)
     if args.keep < 0:
         raise UserError(f"--keep {args.keep}: not a number of images", hint="0 or more")
-    older = parse_age(args.older_than) if args.older_than is not None else 0.0
+    older = parse_age(args.older_than, "--older-than") if args.older_than is not None else 0.0
     store = shared.find_store(args, args.overrides)
 
     def decide_now() -> list[PruneDecision]:

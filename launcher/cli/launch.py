@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from launcher import errors
 from launcher.checks.facts import Facts
 from launcher.checks.gate import CheckReport, check_launch
-from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
+from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, whole_number
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, read_request
 from launcher.config.compose import Composition
 from launcher.config.overrides import WORKSPACE, parse_override
@@ -41,6 +42,7 @@ examples:
   slipway launch training=gpt3/tiny cluster=sandbox --follow
   slipway launch training=gpt3/tiny cluster=local training.run.name=first_try
   slipway launch training=gpt3/5b cluster=bcm --smoke       two steps on one node first
+  slipway launch training=gpt3/5b cluster=bcm --ramp 1,2,8  a short job on 1, 2 and 8 nodes, and no launch
   slipway launch training=gpt3/5b cluster=bcm container=nemo --build       first its image, if missing
   slipway launch stages=[data_preparation,training] training=gpt3/126m cluster=bcm
   slipway launch stages=[workspace] training=gpt3/126m cluster=bcm            a shell on a node, in its image
@@ -52,7 +54,8 @@ for a key that the tree does not show, ~KEY to drop one. UNIQUE_OUTPUT_DIR=1 is 
 exit code:
   0    submitted; with --follow: the job completed
   any  with stages=[workspace]: that of the shell
-  1    with --smoke: the two steps failed, and nothing else was launched; with --follow: the job failed
+  1    with --smoke: the two steps failed, and nothing else was launched; with --follow: the job failed;
+       with --ramp: a rung failed, or was slower than the one before
   2    a mistake in the request; or the scheduler does not answer, and nothing was launched
   3    the scheduler stopped answering: the job may or may not exist; the next launch of the run checks that
        first
@@ -86,13 +89,20 @@ def add_parser(verbs: Verbs) -> None:
     text = "run two steps on one node first, as run <name>_smoke, and launch only if they succeed."
     text = f"{text} With --dry-run: print the script of the smoke test"
     add_option(parser, "--smoke", text)
+    text = "run a short job on each number of nodes, such as 1,2,16,128, as long as the one before was good;"
+    text = f"{text} compare their speed, and print the command of the launch"
+    add_option(parser, "--ramp NODES", text, type=_node_counts)
+    text = "how much slower per GPU than the rung before is too slow (default: 10)"
+    add_option(parser, "--ramp-drop PERCENT", text, type=whole_number(1))
     add_launch_options(parser)
     add_option(parser, "--print", "like --dry-run; for a workspace it prints the command", dest="dry_run")
 
 
 def run(args: argparse.Namespace) -> int:
     """Launch, or print what would be launched; return the exit code."""
-    if args.launch_dir is None and (args.build or args.smoke):
+    if args.ramp_drop is not None and args.ramp is None:
+        raise UserError("--ramp-drop: it is of a ramp", hint="--ramp 1,2,4")
+    if args.launch_dir is None and (args.build or args.smoke or args.ramp):
         launched, code = _build_and_try(args)
     else:
         launched, code = draft_and_launch(args, args.overrides), errors.DONE
@@ -254,7 +264,13 @@ def _print_submitted(paths: LaunchPaths, manifest: Manifest) -> None:
     print(f"  follow it  slipway follow {shlex.quote(display_path(paths.run_dir))}", flush=True)
 
 
-# --- --build and --smoke
+# --- --build, --smoke and --ramp
+
+
+def _node_counts(text: str) -> list[int]:
+    if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of nodes, such as 1,2,16,128")
+    return [int(word) for word in text.split(",")]
 
 
 def _build_and_try(args: argparse.Namespace) -> tuple[list[Launch], int]:
@@ -263,11 +279,17 @@ def _build_and_try(args: argparse.Namespace) -> tuple[list[Launch], int]:
     Return the launches and the exit code. A smoke that failed, or that is only printed, ends the way: there
     are no launches then, and the code is the smoke's.
     """
+    others = {"--smoke": args.smoke, "--follow": args.follow, "--build=job": args.build == _JOB}
+    if args.ramp and (option := next((name for name, value in others.items() if value), None)):
+        message = f"--ramp and {option}: a ramp launches its rungs alone"
+        raise UserError(message, hint=f"--ramp without {option}")
     request = read_request(args, args.overrides)
     if args.build:
         reports, request = _make_image_first(args, request)
     else:
         reports = _check(args, drafts(request), request)
+    if args.ramp:
+        return [], _climb(args, reports, request)
     if args.smoke:
         # Imported late, as all that only a mode of a launch needs.
         from launcher.smoke import drop_smoke, try_smoke
@@ -281,6 +303,23 @@ def _build_and_try(args: argparse.Namespace) -> tuple[list[Launch], int]:
             return [], code
         reports, request = [report], replace(request, command=drop_smoke(request.command))
     return _launch(args, reports, request), errors.DONE
+
+
+def _climb(args: argparse.Namespace, reports: Sequence[CheckReport], request: Request) -> int:
+    """Run the rungs of a ramp, and print them; return the exit code."""
+    from launcher.ramp import DROP, plan_ramp, print_plan, print_results
+
+    if len(reports) > 1:
+        message = "--ramp: the rungs would need outputs of earlier stages"
+        raise UserError(message, key="stages", hint="launch these first; then stages=[training] --ramp")
+    ramp = plan_ramp(reports[0], request, args.ramp, args.no_check)
+    ramp.drop = args.ramp_drop or DROP
+    if _is_dry(args, [reports[0].draft]):
+        print_plan(ramp)
+        return errors.DONE
+    code = ramp.run()
+    print_results(ramp, as_json=args.json)
+    return code
 
 
 def _make_image_first(args: argparse.Namespace, request: Request) -> tuple[list[CheckReport], Request]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from launcher.cli.verbs import VERBS
+from launcher.errors import UserError, escape
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -69,6 +71,17 @@ def whole_number(least: int) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
 
     return parse
+
+
+_AGES = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def parse_age(text: str, option: str) -> float:
+    """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds; raise UserError for other text."""
+    match = re.fullmatch(r"([0-9]{1,6})([mhdw])", text, re.ASCII)
+    if match is None:
+        raise UserError(f"{option} {escape(text)}: not an age", hint="an age is such as 30d, 12h or 2w")
+    return float(int(match[1]) * _AGES[match[2]])
 
 
 def add_overrides(parser: argparse.ArgumentParser, text: str, metavar: str = "OVERRIDE") -> None:

@@ -194,6 +194,7 @@ class Resilience(StrictModel):
     max_failures: Whole = Field(ge=1, le=1000)
     save_before_end: Margin | None
     exclude_hours: float = Field(ge=0, le=87600)
+    exclude_file: Line | None = None
     after_stage: Literal["afterok", "afterany"]
     nodes: NodeRange | None
     health: Annotated[Literal["off", "quick", "full"], BeforeValidator(_name_off)] = "off"

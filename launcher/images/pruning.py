@@ -28,7 +28,6 @@ from launcher.slurm.queue_flags import ADMITTING
 from launcher.slurm.states import State
 
 _DAY_SECONDS = 86400
-_UNITS = {"m": 60, "h": 3600, "d": _DAY_SECONDS, "w": 7 * _DAY_SECONDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +81,6 @@ class PruneRules:
     keep: int = 0
     older_than: float = 0.0
     ended: bool = False
-
-
-def parse_age(text: str) -> float:
-    """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds; raise UserError for other text."""
-    match = re.fullmatch(r"([0-9]+)([mhdw])", text)
-    if match is None:
-        raise UserError(f"--older-than {escape(text)}: not an age", hint="an age is such as 30d, 12h or 2w")
-    return float(int(match[1]) * _UNITS[match[2]])
 
 
 def decide(

@@ -80,7 +80,9 @@ def is_outdated(status: LaunchStatus) -> bool:
         job = jobs.get(attempt.job_id) or jobs.get(attempt.job_id.partition("_")[0], _NO_ANSWER_YET)
         state = job.tasks.get(attempt.task or "", job.state)
         told = (State.RUNNING, State.COMPLETING) if attempt.is_over else (State.PENDING,)
-        if state in told and attempt.number >= job.restarts:
+        # A job of a second began and ended since the last answer.
+        is_behind = state in told or (state is State.PENDING and attempt.job_id in jobs)
+        if is_behind and attempt.number >= job.restarts:
             return True
     is_new = status.state is State.PENDING and not status.restarts and job_id not in newest
     return is_new and _change_time(launch.paths.log(job_id)) > 0

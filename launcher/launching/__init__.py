@@ -35,7 +35,7 @@ from launcher.schedulers.base import NoAnswer, Scheduler
 from launcher.schedulers.local import turn_holder
 from launcher.slurm.sbatch_options import combine_dependency
 from launcher.stages.image import STAGE as IMAGE
-from slipway.common.files import write_atomic
+from slipway.common.files import is_job_id, write_atomic
 from slipway.common.node.excluded import ExcludedNode, read_excluded
 from slipway.common.node.marks import GIVEN_UP, claim, claimant
 from slipway.supervisor.dependent_stages import NAME as STAGES_FILE
@@ -186,18 +186,27 @@ def _prepare(
     return _PreparedLaunch(draft, report.facts, scheduler, warnings + ([waits] if waits else []))
 
 
-def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:
-    """Return the nodes that failed under earlier jobs of the run, which its next job avoids."""
-    if draft.composition.config.resilience.exclude_hours == 0 or draft.plan.scheduler != "slurm":
+def nodes_to_avoid(draft: Draft, facts: Facts | None = None) -> tuple[ExcludedNode, ...]:
+    """Return the nodes that the next job avoids: those that failed under earlier ones, and the team's.
+
+    `facts` have the team's file.
+    """
+    plan, now = draft.plan, time.time()
+    if plan.scheduler != "slurm":
         return ()
-    return read_excluded(draft.plan.paths.run_dir, time.time())
+    avoided: tuple[ExcludedNode, ...] = ()
+    if draft.composition.config.resilience.exclude_hours > 0:
+        avoided = read_excluded(plan.paths.run_dir, now)
+    shared = facts.shared_exclusions if facts is not None else ()
+    names = {excluded.node for excluded in avoided}
+    return (*avoided, *(excluded for excluded in shared if excluded.node not in names))
 
 
 def _write(stage: _PreparedLaunch, request: Request, undo: contextlib.ExitStack) -> None:
     """Write a launch, and make the directories that its job writes to."""
     draft, directories = stage.draft, stage.draft.plan.job.directories
     with draft.composition.annotated():
-        stage.manifest = write_draft(draft, request, nodes_to_avoid(draft))
+        stage.manifest = write_draft(draft, request, nodes_to_avoid(draft, stage.facts))
         undo.callback(discard_launch, stage.paths, directories)
         for directory in directories:
             make_directories((directory,), draft.directory_key(directory))
@@ -309,7 +318,11 @@ def _format_excluded(stage: _PreparedLaunch) -> str | None:
 
 
 def _describe_not_avoided(manifest: Manifest, refusal: UserError) -> str:
-    nodes = [f"{node['node']} (job {node['job']} failed there)" for node in manifest.excluded]
+    nodes = [
+        f"{node['node']} ({f'job {job} failed there' if is_job_id(job) else f'excluded by {job}'})"
+        for node in manifest.excluded
+        for job in [str(node["job"])]
+    ]
     return f"{', '.join(nodes)} not avoided: {refusal.message}"
 
 

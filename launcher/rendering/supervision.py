@@ -96,6 +96,7 @@ def supervisor_settings(plan: Plan) -> Settings:
             max_failures=chain.max_failures,
             exclude_seconds=round(chain.exclude_hours * 3600),
             exclude=job.queue.exclude or "",
+            exclude_file=chain.exclude_file or "",
             singleton=singleton,
             begin=job.queue.begin is not None,
             restarts=chain.restarts,

@@ -159,6 +159,18 @@ class ClusterFacts:
         """The reason why Slurm does not answer."""
         return self.missing.get("settings")
 
+    @property
+    def node_names(self) -> frozenset[str] | None:
+        """The names of the nodes; None where they are not known, or Slurm hides some of them."""
+        nodes, partitions = self.nodes or {}, self.partitions or ()
+        if not nodes or any(
+            partition.total_nodes > len(nodes[partition.name])
+            for partition in partitions
+            if partition.name in nodes
+        ):
+            return None
+        return frozenset(node.name for some in nodes.values() for node in some)
+
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
     """Parse the answer of ``scontrol --oneliner show partition``."""

@@ -13,7 +13,7 @@ _MAX_TASKS = 5_000_000
 
 _OUTSIDE = re.compile(r",(?![^\[]*\])")
 _RANGES = re.compile(r"\[([\d,-]+)\]")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _TASK_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
 _FLAT = re.compile(r"[^&|,*()\[\]\s]+(?:[&|][^&|,*()\[\]\s]+)*")
 

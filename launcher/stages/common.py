@@ -20,7 +20,7 @@ from launcher.slurm.queue_flags import QueueFlags
 from launcher.slurm.srun_options import STEP_SET_BY, ProgramWord, step_options
 from launcher.stages.containers import container
 from launcher.stages.health import add_spares, health_of
-from launcher.stages.names_and_paths import check_variables, is_program, require_program
+from launcher.stages.names_and_paths import check_path, check_variables, is_program, require_program
 from launcher.stages.stage import StageRun
 from slipway.arithmetic.gpus import GPUS, Gpu, MissingFigures, add_site, find_gpus, gres_type, normalize
 
@@ -77,10 +77,18 @@ def stage_job(
         srun_args=tuple(cluster.srun_args),
         task_prefix=tuple(cluster.task_prefix),
         merge_stderr=cluster.stderr_to_stdout,
-        chain=Chain(exclude_hours=config.resilience.exclude_hours),
+        chain=base_chain(config),
         health=health_of(config, run.stage, image, [run.paths.run_dir, *directories, *(readable or {})]),
         directories=directories,
     )
+
+
+def base_chain(config: RunConfig) -> Chain:
+    """Return the chain of a job that is alone: the nodes that it avoids."""
+    resilience, path = config.resilience, config.resilience.exclude_file
+    if path is not None:
+        path = check_path(path, "resilience.exclude_file")
+    return Chain(exclude_hours=resilience.exclude_hours, exclude_file=path)
 
 
 def _check_step(cluster: ClusterConfig, container_options: ContainerOptions) -> None:

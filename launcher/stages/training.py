@@ -15,7 +15,7 @@ from launcher.errors import Mistakes, UserError, literal, setting_error
 from launcher.plan import Chain, Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.slurm.notations import parse_time_limit
-from launcher.stages.common import environment, resources, stage_job, trainer_payload
+from launcher.stages.common import base_chain, environment, resources, stage_job, trainer_payload
 from launcher.stages.stage import Engine, Stage, StageRun, training_paths
 from slipway.arithmetic.gpus import trainer_rows
 
@@ -126,11 +126,11 @@ def _chain(config: RunConfig, checkpoints: str) -> Chain:
             hint="resilience.links=1, or cluster.sbatch.array=null",
             also=("cluster.sbatch.array",),
         )
-    return Chain(
+    return replace(
+        base_chain(config),
         links=resilience.links,
         from_job=resilience.submit == "job",
         max_failures=resilience.max_failures,
-        exclude_hours=resilience.exclude_hours,
         checkpoints=checkpoints,
         restarts=resilience.restarts,
     )

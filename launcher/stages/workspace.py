@@ -8,9 +8,9 @@ from pathlib import Path
 from launcher.config.late_stages import WorkspaceConfig
 from launcher.config.overrides import recipe_and_flavor
 from launcher.config.schema import RunConfig
-from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
+from launcher.plan import Container, Job, Mount, Payload, Resources
 from launcher.runs.paths import PACKAGE, LaunchPaths
-from launcher.stages.common import gpus_as_requested
+from launcher.stages.common import base_chain, gpus_as_requested
 from launcher.stages.names_and_paths import check_path, require_program
 from launcher.stages.stage import Stage, StageRun
 from launcher.stages.training import plan_training
@@ -66,7 +66,7 @@ def _plan(run: StageRun, workspace: WorkspaceConfig) -> Job:
         payload=Payload((shell,), working_dir, python_path),
         container=_container(container, PACKAGE if has_trainer else None),
         config=None,
-        chain=Chain(exclude_hours=config.resilience.exclude_hours),
+        chain=base_chain(config),
         directories=_directories(config, run.paths) if container is not None else {},
     )
 

@@ -2,11 +2,11 @@
 
 import os
 import time
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 from slipway.common.files import to_printable
 from slipway.common.node import marks
-from slipway.common.node.excluded import ExcludedNode, append_excluded, read_excluded
+from slipway.common.node.excluded import ExcludedNode, append_excluded, read_exclude_file, read_excluded
 from slipway.common.node.marks import ChainEnd
 from slipway.supervisor.dependent_stages import name_script
 from slipway.supervisor.job import Job
@@ -22,6 +22,7 @@ class LaterLinks:
         self._job, self._slurm = job, slurm
         self._settings, self._chain = job.settings, job.settings.chain
         self._next_job: Optional[str] = None
+        self._known: Dict[str, bool] = {}  # names of the team's file: whether they are nodes of the cluster
 
     def next_job(self) -> Optional[str]:
         """Return the job of the next link, if there is one."""
@@ -120,9 +121,29 @@ class LaterLinks:
             self._slurm.cancel(later)
 
     def list_avoided(self) -> List[str]:
-        """Return the user's own excluded nodes, and those that failed under this run a short time ago."""
+        """Return the nodes to avoid: the user's own, those that failed under this run, and the team's."""
         names = [self._chain.exclude] if self._chain.exclude else []
-        return names + [entry.node for entry in read_excluded(self._settings.run_dir, time.time())]
+        failed = [entry.node for entry in read_excluded(self._settings.run_dir, time.time())]
+        return names + failed + [name for name in self._list_shared() if name not in failed]
+
+    def _list_shared(self) -> List[str]:
+        """Return the nodes of the team's file that the cluster has: Slurm refuses a job for other names."""
+        path = self._chain.exclude_file
+        if not path:
+            return []
+        try:
+            names = [entry.node for entry in read_exclude_file(path, time.time())]
+        except (OSError, ValueError) as error:
+            self._job.say(f"resilience.exclude_file cannot be read: {to_printable(str(error))}")
+            return []
+        unseen = [name for name in names if name not in self._known]
+        if unseen:
+            known = self._slurm.known_nodes(unseen)
+            self._known.update((name, name in known) for name in unseen)
+            if len(known) < len(unseen):
+                passed_over = ",".join(name for name in unseen if name not in known)
+                self._job.say(f"{path}: {passed_over} passed over, as this cluster has no such node")
+        return [name for name in names if self._known[name]]
 
     def _jobs(self) -> List[str]:
         """Return the jobs of the links to come: of one, unless all were submitted at launch."""

@@ -167,6 +167,13 @@ class Slurm:
         down = {fields[0] for fields in words if len(fields) == 2 and re.match(_DOWN, fields[1])}
         return [host for host in hosts if host in down]
 
+    def known_nodes(self, names: Sequence[str]) -> List[str]:
+        """Return those of the names that are nodes of this cluster; all where it does not answer."""
+        command = ["sinfo", "--all", "--noheader", "--Node", "--format=%N", "--nodes=" + ",".join(names)]
+        answer = self._ask(command)
+        known = answer.output.split() if answer.code == 0 else names
+        return [name for name in names if name in known]
+
     def find_submitted(self, link: int) -> Optional[str]:
         """Return the job of a link that the queue has, where the answer to its submission was lost.
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.checks.facts import Change, Facts, HostFacts, Interpreter, PathFacts, SubmissionFacts
+from launcher.checks.facts import (
+    Change,
+    ExcludeFile,
+    Facts,
+    HostFacts,
+    Interpreter,
+    PathFacts,
+    SubmissionFacts,
+)
 from launcher.checks.findings import Severity
 from launcher.slurm.cluster import ClusterFacts, Partition
+from slipway.common.node.excluded import ExcludedNode
 from tests.checks.cases import (
     LIMIT,
     PREFIX,
     SHIPPED,
+    Case,
     added,
     bad,
     chain,
@@ -426,6 +436,26 @@ JOB_CASES = [
         **cluster_request({"time_limit": "2-00:00:00"}),
     ),
     bad("cluster.nodes", {"trainer.num_nodes": 16}, "partition gpu has 4 nodes", **cluster_request()),
+    bad(
+        "run.exclude_file",
+        {},
+        "resilience.exclude_file='/x': it cannot be read: no such file",
+        facts=replace(KNOWN, exclude_file=ExcludeFile("/x", problem="it cannot be read: no such file")),
+    ),
+    Case(
+        "run.exclude_file",
+        {},
+        ("leaves out n1 (Xid 79); passes over gone, not among the nodes to choose from",),
+        severity=Severity.OK,
+        facts=replace(
+            KNOWN,
+            cluster=CLUSTER,
+            exclude_file=ExcludeFile(
+                "/x", (ExcludedNode("n1", 9, "ada", "Xid 79"), ExcludedNode("gone", 9, "ada", "x"))
+            ),
+        ),
+    ),
+    good("run.exclude_file", {}, facts=replace(KNOWN, exclude_file=ExcludeFile("/x"))),
     bad(
         "cluster.gpus",
         {},

@@ -66,7 +66,7 @@ def test_a_good_launch_passes(workdir: Path, capsys: pytest.CaptureFixture[str])
         "skipped: not checked: Slurm takes the script, by `sbatch --test-only` (sbatch is not"
     )
     skipped = sum(line[line.rindex("[") :].count(",") + 1 for line in (cluster, script))
-    applicable = len(CHECKS) - 2  # neither a registry's image nor sources of data are fetched
+    applicable = len(CHECKS) - 3  # no image of a registry, no sources of data, no file of nodes to avoid
     assert verdict == f"{applicable - skipped} of {applicable} checks passed; {skipped} skipped"
     assert sorted(path.name for path in workdir.iterdir()) == ["data", "nemo-25.07.sqsh"]
 

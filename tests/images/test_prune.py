@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from launcher.cli.app import main
+from launcher.cli.options import parse_age
 from launcher.errors import UserError
-from launcher.images.pruning import ImageUse, PruneRules, decide, decide_leftovers, parse_age, remove
+from launcher.images.pruning import ImageUse, PruneRules, decide, decide_leftovers, remove
 from launcher.images.scratch import lock_image
 from launcher.images.store import RecipeOrigin, Sidecar, Stored, list_images, read_stored, sidecar_path
 from launcher.runs.manifest import Manifest, write_manifest
@@ -89,13 +90,13 @@ def test_the_newest_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("30d", 30 * DAY), ("12h", DAY / 2), ("2w", 14 * DAY)])
 def test_ages_are_parsed(text: str, seconds: float) -> None:
-    assert parse_age(text) == seconds
+    assert parse_age(text, "--older-than") == seconds
 
 
 @pytest.mark.parametrize("text", ["30", "d", "", "-1d", "3 d", "1y", "١d"])
 def test_a_wrong_age_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="not an age"):
-        parse_age(text)
+        parse_age(text, "--older-than")
 
 
 def test_an_image_being_imported_stays(tmp_path: Path) -> None:

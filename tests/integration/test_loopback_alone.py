@@ -57,6 +57,7 @@ COMMANDS = [
         ["logs", "gpt3_tiny"],
     ),
     *(["plot", "gpt3_tiny"], ["history", "gpt3_tiny"], ["verify", "gpt3_tiny"], ["cancel", "gpt3_tiny"]),
+    ["nodes"],
     *(["watch"], ["incident", "gpt3_tiny"], ["export", "gpt3_tiny", "--to", "mlflow"]),
     *(["hold", "gpt3_tiny"], ["release", "gpt3_tiny"], ["attach", "gpt3_tiny", "--", "true"]),
     ["sweep", "--dry-run", *TINY, "training.model.seed=1,2"],

@@ -141,6 +141,38 @@ def test_a_node_that_slurm_does_not_take_does_not_stop_the_launch(tmp_path: Path
     assert outcome.manifest.job_id == "102"
 
 
+def test_launches_avoid_the_nodes_of_the_teams_file(tmp_path: Path, slurm: FakeSlurm) -> None:
+    write_excluded(tmp_path, f"n2\t{FAR}\t7\tXid 79")
+    file = tmp_path / "bad.tsv"
+    lines = [("n3", FAR), ("n2", FAR), ("n4", FAR), ("n4", 1), ("$(touch x)", FAR)]
+    file.write_text("".join(f"{node}\t{until}\tada@x 2026\tslow\n" for node, until in lines))
+    new_draft, request = draft_with_request(tmp_path, f"resilience.exclude_file={file}", "cluster.exclude=n9")
+    outcome = launch(new_draft, request)
+    assert slurm.submitted()[0].startswith("--exclude=n9,n2,n3 ")
+    assert exclude_lines(new_draft) == ["#SBATCH --exclude=n9"]
+    assert [node["node"] for node in read_manifest(outcome.paths.directory).excluded] == ["n2", "n3"]
+    slurm.refuse("--exclude=")
+    warnings = launch(*draft_with_request(tmp_path, f"resilience.exclude_file={file}")).warnings
+    assert warnings[0].startswith("n2 (job 7 failed there), n3 (excluded by ada@x 2026) not avoided: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("bad.tsv", "resilience.exclude_file='bad.tsv': a whole path is needed"),
+        ("/nope/bad.tsv", "it cannot be read: no such file or directory"),
+        ("/", "it cannot be read: not a regular file"),
+    ],
+)
+def test_a_teams_file_that_cannot_be_read_stops_a_launch(
+    tmp_path: Path, slurm: FakeSlurm, value: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        launch(*draft_with_request(tmp_path, f"resilience.exclude_file={value}"))
+    assert "resilience.exclude_file" in str(error.value)
+    assert not slurm.submitted() and not (tmp_path / "results").exists()
+
+
 def test_other_refusals_of_slurm_are_reported_in_its_words(tmp_path: Path, slurm: FakeSlurm) -> None:
     write_excluded(tmp_path, f"n2\t{FAR}\t7\tXid 79")
     slurm.judge(gpt3_tiny="Invalid account")

@@ -494,6 +494,8 @@ FURTHER_VERBS: list[tuple[str, ...]] = [
     ("plot", "{run}"),
     ("plot", "{run}", "--no-terminal", "--output", "{base}/{run}/mine.png"),
     ("incident", "{run}", "-o", "{base}/{run}/tickets"),
+    ("nodes", "{run}"),
+    ("nodes", "{run}", "--json"),
     ("follow", "{run}"),
     ("logs", "{run}", "-f"),
     ("status", "{run}", "--watch"),

@@ -36,6 +36,7 @@ CASES: list[tuple[str, JobStatus, Callable[[Path], object], bool]] = [
     ("its log is there", PENDING, lambda d: log(d).touch(), True),
     ("it was requeued, and its log is old", replace(PENDING, restarts=1), lambda d: log(d).touch(), False),
     ("it ended", RUNNING, end, True),
+    ("it began and ended since the answer", PENDING, end, True),
     ("an attempt before its requeue ended", replace(RUNNING, restarts=1), end, False),
     ("it is still ending", JobStatus(State.COMPLETING), end, True),
     ("it was cancelled", RUNNING, lambda d: note_cancelled(d, "11", "me"), True),

@@ -10,6 +10,8 @@ from launcher.plan import Queue
 from slipway.common.node.marks import claim, link_jobs, read_attempts
 from tests.resilience.scripted_chain import TAG, write_chain
 
+FAR = 99999999999
+
 
 def test_node_is_excluded_for_job_that_it_failed(tmp_path: Path) -> None:
     chain = write_chain(tmp_path)
@@ -79,6 +81,22 @@ def test_expired_and_malformed_exclusions_are_ignored(tmp_path: Path) -> None:
     (chain.plan.paths.run_dir / "excluded_nodes.tsv").write_text("\n".join(lines) + "\n")
     chain.run()
     assert "--exclude=n2 " in chain.submissions()[0]
+
+
+def test_links_avoid_the_nodes_of_the_teams_file(tmp_path: Path) -> None:
+    file = tmp_path / "bad nodes.tsv"
+    chain = write_chain(tmp_path, "cluster.exclude=n9", f"resilience.exclude_file='{file}'")
+    chain.tasks("exit 75")
+    _, output = chain.run()
+    assert "resilience.exclude_file cannot be read: " in output
+    assert "--exclude=n9 " in chain.submissions()[0]
+    lines = [("n1", FAR), ("gone", FAR), ("n2", FAR), ("n2", 1), ("$(touch x)", FAR), ("--all", FAR)]
+    file.write_text("".join(f"{node}\t{until}\tada\tXid 79\n" for node, until in lines))
+    (chain.plan.paths.run_dir / "excluded_nodes.tsv").write_text(f"n1\t{FAR}\t9\tstill\n")
+    _, output = chain.run("2", TAG, job="18", ANSWER="19")
+    assert f"{file}: gone passed over, as this cluster has no such node" in output
+    assert "--exclude=n9,n1 " in chain.submissions()[0]
+    assert chain.calls_of("sinfo") == ["sinfo --all --noheader --Node --format=%N --nodes=n1,gone"]
 
 
 def test_begin_of_header_is_for_first_link_alone(tmp_path: Path) -> None:

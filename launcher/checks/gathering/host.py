@@ -13,11 +13,12 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.checks.facts import HostFacts, Interpreter
+from launcher.checks.facts import ExcludeFile, HostFacts, Interpreter
 from launcher.checks.gathering.path_resolver import is_sandbox_of
 from launcher.checks.rules.cluster import ClusterRequest
 from launcher.checks.rules.launch import LIBRARIES
@@ -27,6 +28,7 @@ from launcher.plan import Job, Plan
 from launcher.runs.provenance import user
 from launcher.slurm.cluster import ClusterFacts
 from launcher.slurm.srun_options import step_options
+from slipway.common.node.excluded import read_exclude_file
 from slipway.common.node.settings import OLDEST_PYTHON
 
 # Packages of a comparison with Hugging Face's model, and of lm-eval's tasks, which run on that.
@@ -83,6 +85,18 @@ def lacks_gpus(draft: Draft) -> str | None:
     if draft.plan.scheduler == "local":
         return None if any(Path("/dev").glob("nvidia*")) else "this machine has no GPU (no /dev/nvidia*)"
     return "the GPUs of the sandbox are fake" if is_sandbox_of(draft.plan.slurm_conf) else None
+
+
+def read_excluded_nodes(draft: Draft) -> ExcludeFile | None:
+    """Read the team's file of nodes to avoid; return None if the job has none."""
+    path = draft.plan.job.chain.exclude_file
+    if path is None:
+        return None
+    try:
+        return ExcludeFile(path, read_exclude_file(path, time.time()))
+    except (OSError, ValueError) as error:
+        why = (getattr(error, "strerror", None) or str(error)).lower()
+        return ExcludeFile(path, problem=f"it cannot be read: {why}", fix=nearest_files(Path(path)))
 
 
 def _interpreter(plan: Plan, changed_by: str | None) -> Interpreter | None:

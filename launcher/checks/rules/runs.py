@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from launcher.checks.facts import Change, EarlierTraining, Facts
+from launcher.checks.facts import Change, EarlierTraining, ExcludeFile, Facts
 from launcher.checks.findings import Finding, Severity, check, error, skip_check, warning
 from launcher.errors import escape, literal
 from launcher.estimates.cost import Cost, estimate_cost
@@ -182,6 +183,26 @@ def limit_key(plan: Plan) -> str:
     return f"{plan.job.stage}.run.time_limit"
 
 
+@check(
+    "run.exclude_file",
+    "the team's file of nodes to avoid can be read; the nodes that it leaves out",
+    "exclude_file.nodes",  # not applicable to a job without one
+)
+def exclude_file_problems(facts: Facts, exclude_file: ExcludeFile) -> Iterator[Finding]:
+    """Find an unreadable file; name the nodes of a readable one, also those that the cluster lacks."""
+    key = "resilience.exclude_file"
+    if exclude_file.problem is not None:
+        yield error(key, exclude_file.path, exclude_file.problem, exclude_file.fix)
+        return
+    left_out = facts.shared_exclusions
+    passed_over = [excluded.node for excluded in exclude_file.nodes if excluded not in left_out]
+    texts = [f"leaves out {', '.join(f'{node.node} ({node.why})' for node in left_out)}"] * bool(left_out)
+    if passed_over:
+        texts.append(f"passes over {', '.join(passed_over)}, not among the nodes to choose from")
+    if texts:
+        yield replace(error(key, exclude_file.path, "; ".join(texts)), severity=Severity.OK)
+
+
 @check("time.limit", "the time limit is in one of Slurm's forms")
 def limit_problems(plan: Plan) -> Iterator[Finding]:
     limit = plan.job.resources.time_limit
@@ -325,6 +346,6 @@ def save_problems(plan: Plan) -> Iterator[Finding]:
 
 TIMES = (
     *(limit_problems, max_time_problems, length_problems, save_problems),
-    *(requeue_problems, dependency_problems, resume_problems),
+    *(requeue_problems, dependency_problems, resume_problems, exclude_file_problems),
 )
 CHECKS = (python_problems, singleton_problems, training_problems, shard_problems, data_problems)

@@ -1,14 +1,15 @@
-"""The nodes that a run avoids because they failed, ``excluded_nodes.tsv`` in its directory.
+"""The nodes to avoid: ``excluded_nodes.tsv`` in a run's directory, and a file that a team shares.
 
-Its jobs append a line for each: the node, until when it is avoided (Unix seconds), the job that it failed
-under, and why, with tabs between. Nothing is ever removed: a line that has expired says nothing any more.
+A line is a node, until when it is avoided (Unix seconds), the job that it failed under, and why, with tabs
+between. In a team's file (``resilience.exclude_file``) the third column says who wrote the line, and when.
+Lines are only appended: the last one of a node counts there, and one that has expired says nothing any more.
 """
 
 import os
 import re
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from slipway.common.files import AnyPath, append_line, read_text, to_printable
+from slipway.common.files import RECORD_LIMIT, AnyPath, append_line, read_text, to_printable
 
 EXCLUDED_NODES = "excluded_nodes.tsv"
 
@@ -17,7 +18,7 @@ _NODE = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class ExcludedNode(NamedTuple):
-    """A node that a run avoids until then, in Unix seconds; `job` is the one that it failed under."""
+    """A node to avoid until then, in Unix seconds; `job` is the one that it failed under, or who wrote it."""
 
     node: str
     until: int
@@ -30,19 +31,33 @@ def read_excluded(run_dir: AnyPath, now: float) -> Tuple[ExcludedNode, ...]:
 
     A line that is not whole is passed over: its writer was killed.
     """
-    try:
-        text = read_text(os.path.join(run_dir, EXCLUDED_NODES), errors="replace")
-    except OSError:
-        return ()
     nodes: Dict[str, ExcludedNode] = {}
-    for line in text.split("\n"):
-        excluded = _parse(line)
-        if excluded is None or excluded.until <= now:
-            continue
+    for excluded in read_lines_of_run(run_dir):
         earlier = nodes.get(excluded.node)
-        if earlier is None or excluded.until >= earlier.until:
+        if excluded.until > now and (earlier is None or excluded.until >= earlier.until):
             nodes[excluded.node] = excluded
     return tuple(nodes.values())
+
+
+def read_lines_of_run(run_dir: AnyPath) -> List[ExcludedNode]:
+    """Return all whole lines of a run, also those that have expired."""
+    try:
+        return list(_parse_lines(read_text(os.path.join(run_dir, EXCLUDED_NODES), errors="replace")))
+    except OSError:
+        return []
+
+
+def read_exclude_file(path: AnyPath, now: float) -> Tuple[ExcludedNode, ...]:
+    """Return the nodes that a team's file excludes now, each by its last line.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it cannot be read, or is larger than a list of nodes can be.
+    """
+    text = read_text(path, RECORD_LIMIT, errors="replace")
+    nodes = {excluded.node: excluded for excluded in _parse_lines(text)}
+    return tuple(excluded for excluded in nodes.values() if excluded.until > now)
 
 
 def append_excluded(run_dir: AnyPath, nodes: Sequence[ExcludedNode]) -> None:
@@ -54,12 +69,26 @@ def append_excluded(run_dir: AnyPath, nodes: Sequence[ExcludedNode]) -> None:
         If that cannot be written.
     """
     for excluded in nodes:
-        words = [excluded.node, str(excluded.until), excluded.job, excluded.why]
-        append_line(os.path.join(run_dir, EXCLUDED_NODES), "\t".join(map(to_printable, words)))
+        append_line(os.path.join(run_dir, EXCLUDED_NODES), format_excluded(excluded))
+
+
+def format_excluded(excluded: ExcludedNode) -> str:
+    """Return the line of a node."""
+    words = [excluded.node, str(excluded.until), excluded.job, excluded.why]
+    return "\t".join(map(to_printable, words))
+
+
+def is_node_name(text: str) -> bool:
+    """Return True for a single node's name, as Slurm takes it."""
+    return re.fullmatch(_NODE, text) is not None
+
+
+def _parse_lines(text: str) -> Iterator[ExcludedNode]:
+    return (excluded for excluded in map(_parse, text.split("\n")) if excluded is not None)
 
 
 def _parse(line: str) -> Optional[ExcludedNode]:
     node, *rest = line.split("\t", 3)
-    if len(rest) < 3 or not re.fullmatch(_NODE, node) or not re.fullmatch(r"[0-9]{1,12}", rest[0], re.ASCII):
+    if len(rest) < 3 or not is_node_name(node) or not re.fullmatch(r"[0-9]{1,12}", rest[0], re.ASCII):
         return None
     return ExcludedNode(node, int(rest[0]), rest[1], to_printable(rest[2]))

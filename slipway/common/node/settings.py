@@ -42,6 +42,8 @@ class ChainSettings(NamedTuple):
         Time for which a node that failed is avoided; 0 excludes none.
     exclude
         Nodes that the user excludes, separated by commas.
+    exclude_file
+        A team's file of further ones; empty for none.
     singleton
         The script's header has ``--dependency=singleton``.
     begin
@@ -55,6 +57,7 @@ class ChainSettings(NamedTuple):
     max_failures: int = 3
     exclude_seconds: int = 86400
     exclude: str = ""
+    exclude_file: str = ""
     singleton: bool = False
     begin: bool = False
     restarts: int = 0
