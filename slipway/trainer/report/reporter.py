@@ -60,14 +60,21 @@ class Reporter:
         This process; on every rank but 0 all methods do nothing.
     vocabulary
         Size of the padded vocabulary, which is that of the logits.
+    teacher
+        The settings of the model that it learns from, if any.
     """
 
-    def __init__(self, settings: Settings, rank_context: RankContext, vocabulary: int) -> None:
+    def __init__(
+        self, settings: Settings, rank_context: RankContext, vocabulary: int, teacher: Settings | None = None
+    ) -> None:
         self._settings = settings
         self._rank_context = rank_context
         self._recent: deque[float] = deque(maxlen=_WINDOW)
-        self._flops = model_flops(settings.architecture, vocabulary, settings.encoder)
-        self._causal_flops = model_flops(settings.architecture, vocabulary, settings.encoder, causal=True)
+        taught = teacher.architecture if teacher else None
+        self._flops, self._causal_flops = (
+            model_flops(settings.architecture, vocabulary, settings.encoder, causal, taught)
+            for causal in (False, True)
+        )
         self._peak = _peak(settings, rank_context)
         self._saved: Path | None = None
         self._metrics: MetricsFile | None = None
