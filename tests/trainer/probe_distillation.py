@@ -23,14 +23,15 @@ def main(arguments: list[str]) -> int:
     cpu_shim.install()
     from slipway.trainer.distributed import make_rank_context, process_group
 
-    settings, root = read_settings(flatten(yaml.safe_load(Path(arguments[0]).read_text()))), Path(arguments[2])
+    settings, root = (
+        read_settings(flatten(yaml.safe_load(Path(arguments[0]).read_text()))),
+        Path(arguments[2]),
+    )
     reference = torch.load(root / "reference.pt", weights_only=True)
     world = World.from_environment({"MASTER_PORT": arguments[1]})
     with process_group(world, "auto") as device:
         rank_context = make_rank_context(world, make_layout(settings, 1), device)
-        result = {
-            name: compare(settings, rank_context, name, reference, root / "student") for name in CASES
-        }
+        result = {name: compare(settings, rank_context, name, reference, root / "student") for name in CASES}
     print(json.dumps(result))
     return 0
 

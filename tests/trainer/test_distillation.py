@@ -109,4 +109,7 @@ def test_the_numbers_are_those_of_one_process(
     assert numbers == [pytest.approx(step, rel=LATER) for step in plain]
     (heldout,), (known,) = outcome.lines("validation"), alone.lines("validation")
     assert heldout["val_loss"] == pytest.approx(known["val_loss"], rel=LATER)
-    print(sizes, max(abs(a / b - 1) for x, y in zip(numbers, plain, strict=True) for a, b in zip(x, y, strict=True)))
+    print(
+        sizes,
+        max(abs(a / b - 1) for x, y in zip(numbers, plain, strict=True) for a, b in zip(x, y, strict=True)),
+    )

@@ -196,8 +196,8 @@ def check_teacher(settings: Settings, sizes: Mapping[str, int]) -> None:
         return
     if sizes.get("num_layers", shape.num_layers) < shape.num_layers:
         fail("num_layers", f"at least the student's {shape.num_layers}, or {NODE}.start_from_teacher=False")
-    for name in own.keys() - {"num_layers"}:
-        if sizes[name] != own[name]:
+    for name in own:
+        if name != "num_layers" and sizes[name] != own[name]:
             fail(name, f"the student's {own[name]}, or {NODE}.start_from_teacher=False")
 
 

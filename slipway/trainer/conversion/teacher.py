@@ -136,9 +136,7 @@ def open_teacher(settings: Settings, rank_context: RankContext, vocabulary: Voca
     return teacher
 
 
-def _look(
-    path: Path, settings: Settings, vocabulary: Vocabulary
-) -> tuple[Teacher, store.Checkpoint | None]:
+def _look(path: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Teacher, store.Checkpoint | None]:
     try:
         teacher, checkpoint = _describe(path, settings)
     except UserError as error:

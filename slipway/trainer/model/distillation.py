@@ -23,7 +23,9 @@ from slipway.trainer.config.distillation import Distillation
 
 
 class Student(GPTModel):  # type: ignore[misc]
-    """A chunk of a GPT that learns from the same chunk of a teacher, once :func:`attach` has given it one."""
+    """A chunk of a GPT that learns from the same chunk of a teacher, once :func:`attach_teachers` gave it one."""
+
+    compute_language_model_loss: Any
 
     def attach_teacher(self, teacher: GPTModel, config: Any, distillation: Distillation, tokens: int) -> None:
         """Learn from a teacher, which becomes no part of this module: nothing trains or saves it.
