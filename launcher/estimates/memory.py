@@ -118,7 +118,7 @@ def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple
 
 
 def _teacher_bytes(teacher: Training, stage: tuple[Chunk, ...]) -> int:
-    """Return the bytes of a teacher's weights on one GPU: it is frozen, and in the precision of its student."""
+    """Return the bytes of a teacher's weights on one GPU: frozen, and in the precision of its student."""
     return parameters_of(teacher.parts, stage).on_rank(teacher.parallel.tensor) * teacher.element
 
 

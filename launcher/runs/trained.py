@@ -91,10 +91,16 @@ def find_marked_checkpoints(directory: Path) -> list[MarkedCheckpoint]:
 
 # Our keys of a GPT's sizes, by Hugging Face's names for them in GPT-2's files and in those of other families.
 _SIZES = {
-    **{"n_layer": "num_layers", "n_embd": "hidden_size", "n_head": "num_attention_heads"},
-    **{"n_inner": "ffn_hidden_size", "n_positions": "max_position_embeddings"},
-    **{"num_hidden_layers": "num_layers", "intermediate_size": "ffn_hidden_size"},
-    **{"num_key_value_heads": "num_query_groups", "head_dim": "kv_channels", "vocab_size": "vocabulary"},
+    "n_layer": "num_layers",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "ffn_hidden_size",
+    "n_positions": "max_position_embeddings",
+    "num_hidden_layers": "num_layers",
+    "intermediate_size": "ffn_hidden_size",
+    "num_key_value_heads": "num_query_groups",
+    "head_dim": "kv_channels",
+    "vocab_size": "vocabulary",
 }
 _ALIKE = (*_SIZES.values(), "hidden_size", "num_attention_heads", "num_query_groups")
 

@@ -1,4 +1,4 @@
-"""Hugging Face's models, and gradients of a plain loss; run by test_distillation.py in a process of its own."""
+"""Hugging Face's models, and gradients of a plain loss; run by test_distillation.py as a program."""
 
 from __future__ import annotations
 

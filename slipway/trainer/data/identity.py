@@ -162,7 +162,7 @@ def input_files(prefixes: Iterable[Path], tokenizer: Mapping[str, Path | None]) 
 
 
 def identify_data(data: Data, prefixes: Iterable[Path], teacher: Path | None = None) -> Identity:
-    """Return the identity of data sets, of the tokenizer that a configuration of data names, and a teacher."""
+    """Return the identity of data sets, the tokenizer that a configuration of data names, and a teacher."""
     tokenizer = data.tokenizer
     files = {"model": tokenizer.model, "vocab_file": tokenizer.vocab_file, "merge_file": tokenizer.merge_file}
     if tokenizer.library == "huggingface" and Path(tokenizer.name).is_absolute():

@@ -23,7 +23,7 @@ from slipway.trainer.config.distillation import Distillation
 
 
 class Student(GPTModel):  # type: ignore[misc]
-    """A chunk of a GPT that learns from the same chunk of a teacher, once :func:`attach_teachers` gave it one."""
+    """A chunk of a GPT that learns from the same chunk of a teacher, which :func:`attach_teachers` adds."""
 
     compute_language_model_loss: Any
 
