@@ -61,6 +61,9 @@ def main(root: Path, size: int) -> None:
     teacher, student = gpt(4, size), gpt(2, size)
     teacher.save_pretrained(root / "teacher")
     student.save_pretrained(root / "student")
+    sizes = {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 4, "d_kv": 8}
+    t5 = transformers.T5Config(vocab_size=size, **sizes)
+    transformers.T5ForConditionalGeneration(t5).save_pretrained(root / "t5")
     tokens = torch.randint(size, (SEQUENCES, LENGTH + 1))
     result: dict[str, Any] = {"tokens": tokens}
     for name, case in CASES.items():

@@ -103,7 +103,7 @@ def find_missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] |
     if job.engine == "megatron":
         own = _check_named, _check_initial, _check_teacher
         lacks = [*(lack for check in own for lack in check(resolver, values)), *lacks]
-        lacks = lacks or _check_owner(resolver, values)
+        lacks = lacks or [*_check_owner(resolver, values), *_find_foreign_teacher(resolver, values)]
     elif job.engine == "nemo":
         lacks = [*_check_nemo(resolver, values), *lacks]
     return tuple(lacks)
@@ -204,6 +204,13 @@ def _check_owner(resolver: PathResolver, values: Values) -> list[MissingPath]:
         return _find_foreign(key, values, [chosen] if chosen is not None else [])
     path = resolver.host(value)
     return _find_foreign(_INITIAL, values, _read_newest(path)) if path is not None else []
+
+
+def _find_foreign_teacher(resolver: PathResolver, values: Values) -> list[MissingPath]:
+    value = values.raw(_TEACHER)
+    path = resolver.host(value) if isinstance(value, str) else None
+    saved = read_marked_checkpoint(path) if path is not None else None
+    return _find_foreign(_TEACHER, values, [saved] if saved is not None else [])
 
 
 def _read_newest(path: Path) -> list[MarkedCheckpoint]:

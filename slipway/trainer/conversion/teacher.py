@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
-from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint import reader, store
@@ -109,7 +106,12 @@ _OF_STUDENT = (
 )
 
 
-def _parts(state: dict[str, Any]) -> Iterator[ShardedTensor]:
+def _parts(state: dict[str, Any]) -> Iterator[Any]:
+    # Late: it takes seconds to import.
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+    from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+
     sharded, _ = extract_sharded_tensors_and_factories(state)
     for item in nested_values(sharded):
         # A gated MLP's matrix is two of the checkpoint's, one behind the other.
