@@ -415,7 +415,7 @@ def test_a_teacher_is_checked_and_may_not_change(tmp_path: Path) -> None:
     assert "/models: gpt2" in message
     message = launch(tmp_path, *words, code=2)
     assert "no complete.json in it that can be read, and no config.json of Hugging Face's" in message
-    sizes = {"n_layer": 3, "n_embd": 12, "n_head": 3, "n_positions": 64, "vocab_size": 2}
+    sizes = {"n_layer": 3, "n_embd": 12, "n_head": 4, "n_positions": 64, "vocab_size": 2}
     (path / "config.json").write_text(json.dumps(sizes))
     assert "no .safetensors file" in launch(tmp_path, *words, code=2)
     (path / "model.safetensors").touch()
@@ -429,7 +429,7 @@ def test_a_teacher_is_checked_and_may_not_change(tmp_path: Path) -> None:
     message = launch(tmp_path, *words, "engine=nemo", "nemo_path=/nemo", code=2)
     assert f"{key}='{path}': engine=nemo has no such option; engine=megatron has" in message
     assert not (tmp_path / "results").exists()
-    (path / "config.json").write_text(json.dumps({**sizes, "n_positions": 128, "n_head": 4}))
+    (path / "config.json").write_text(json.dumps({**sizes, "n_positions": 128}))
     launch(tmp_path, *words)
     (config,) = newest(tmp_path).glob("*_hydra.yaml")
     assert yaml.safe_load(config.read_text())["model"]["distillation"]["teacher_model"] == {

@@ -80,8 +80,8 @@ class Student(GPTModel):  # type: ignore[misc]
         terms, known = self._distillation, self._known
         group = parallel_state.get_tensor_model_parallel_group()
         padding = max(0, min(known.size(-1), (group.rank() + 1) * known.size(-1) - self._tokens))
-        # Finite, as the divergence multiplies it by its probability, 0.
-        known[..., known.size(-1) - padding :] = torch.finfo(known.dtype).min / 2
+        # Finite at each temperature, as the divergence multiplies it by its probability, 0.
+        known[..., known.size(-1) - padding :] = -1e30
         weights = (terms.cross_entropy, terms.divergence, terms.temperature)
         losses = _Divergence.apply(logits, known, labels.transpose(0, 1).contiguous(), group, *weights)
         if self._states:
