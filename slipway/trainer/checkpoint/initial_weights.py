@@ -80,7 +80,8 @@ def take_layers(
     saved = {**compatible.shapes_of(known), "num_layers": description.decoder.num_layers}
     compatible.check_shapes(name, saved, description)
     layers = spread_layers(description.decoder.num_layers, known.decoder.num_layers)
-    run_on_all_ranks(lambda: teacher.fill(model.sharded_state_dict(), layers))
+    state = model.sharded_state_dict()
+    run_on_all_ranks(lambda: teacher.fill(state, layers))
     _pad(model, known.vocabulary.size)
     optimizer.reload_model_params()
     if rank_context.is_main:

@@ -43,17 +43,11 @@ class Teacher:
     description: Description
     is_ours: bool
 
-    def settings_of(self, student: Settings) -> Settings:
-        """Return the settings with which the teacher computes beside its student: its own shape, in full."""
-        own, theirs = student.architecture, self.description.decoder
-        shape = replace(
-            theirs,
-            **{name: getattr(own, name) for name in _OF_STUDENT},
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            recompute=None,
-        )
-        return replace(student, architecture=shape, fp8=None, cpu_weights=False)
+    def shape_for(self, student: Settings) -> Architecture:
+        """Return the shape with which the teacher computes beside its student."""
+        kernels = {name: getattr(student.architecture, name) for name in _OF_STUDENT}
+        plain: dict[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "recompute": None}
+        return replace(self.description.decoder, **kernels, **plain)
 
     def fill(self, state: dict[str, Any], layers: Sequence[int]) -> None:
         """Copy weights into a model.

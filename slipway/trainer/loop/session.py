@@ -105,7 +105,7 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
         model=model,
         optimizer=Optimizer(settings, model, rank_context.device),
         schedule=make_schedule(settings.optimization, settings.resume.lr_scale),
-        reporter=Reporter(settings, rank_context, padded, teacher.settings_of(settings) if teacher else None),
+        reporter=Reporter(settings, rank_context, padded, teacher.shape_for(settings) if teacher else None),
         parameters=parameter_count(model),
         shape=compatible.shapes(settings, padded),
         data_identity=broadcast_from_rank0(lambda: _data_identity(settings)),

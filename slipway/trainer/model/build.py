@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -93,7 +94,8 @@ def _load_teacher(
     settings: Settings, rank_context: RankContext, teacher: Teacher, vocabulary: int
 ) -> list[Any]:
     """Return this rank's chunks of a teacher, with its weights."""
-    _, chunks = gpt_chunks(teacher.settings_of(settings), rank_context, vocabulary)
+    plain = replace(settings, architecture=teacher.shape_for(settings), fp8=None, cpu_weights=False)
+    _, chunks = gpt_chunks(plain, rank_context, vocabulary)
     if settings.precision == "bf16":
         chunks = [chunk.bfloat16() for chunk in chunks]
     chunks = [chunk.to(rank_context.device) for chunk in chunks]
