@@ -19,7 +19,7 @@ from slipway.trainer.config.values import Values
 TEACHER, NODE = "model.teacher", "model.distillation"
 # The teacher's, which the launcher reads from its files.
 SIZES = f"{NODE}.teacher_model"
-_NAMES = (
+SIZE_NAMES = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
     *("kv_channels", "max_position_embeddings", "vocabulary"),
 )
@@ -80,7 +80,7 @@ def read_distillation(values: Values) -> Distillation | None:
     """
     if not values.is_set(TEACHER):
         return None
-    names = (name for name in _NAMES if values.is_set(f"{SIZES}.{name}"))
+    names = (name for name in SIZE_NAMES if values.is_set(f"{SIZES}.{name}"))
     sizes = {name: values.integer(f"{SIZES}.{name}", minimum=1) for name in names}
     distillation = read_rows(Distillation, values, sizes=sizes)
     if distillation.divergence == distillation.cosine == 0.0:

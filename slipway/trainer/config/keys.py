@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.trainer.config.architecture import Architecture
-from slipway.trainer.config.distillation import SIZES, TEACHER, Distillation
+from slipway.trainer.config.distillation import SIZE_NAMES, SIZES, TEACHER, Distillation
 from slipway.trainer.config.fp8 import NO_FP8, Fp8
 from slipway.trainer.config.optimization import Optimization
 from slipway.trainer.config.parallel import Overlap, Parallel, Timeouts
@@ -150,6 +150,7 @@ KEYS: dict[str, Status] = {
     "model.persist_layer_norm": Irrelevant("a kernel of Apex"),
     "model.resume_from_checkpoint": Refused((None,), "exp_manager.resume_if_exists continues a run"),
     # model: distillation
+    **_expand(SIZES, " ".join(SIZE_NAMES), _IMPLEMENTED),
     f"{SIZES}.*": LAUNCHER,
     # model: precision
     **_expand("model", "native_amp_init_scale native_amp_growth_interval hysteresis", _FP16_OFF),
