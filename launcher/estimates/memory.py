@@ -93,19 +93,20 @@ def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple
     if training is None or stages is None:
         return None
     each, tensor = bytes_per_parameter(training), training.parallel.tensor
-    estimates = []
+    estimates, taught = [], stages_of(training.teacher) if training.teacher else None
     beside = activations_of(training, stages)
     for number, (stage, (activations, logits)) in enumerate(zip(stages, beside, strict=True)):
         held = parameters_of(training.parts, stage)
         dense, routed = held.on_rank(tensor), _count_routed(training, held)
         parameters = dense + routed
         matrices = _matrices(training, stage) if each.quantized else 0
+        known = _teacher_bytes(training.teacher, taught[number]) if training.teacher and taught else 0
         estimates.append(
             StageMemory(
                 stage=number,
                 layers=sum(sum(chunk.layers) for chunk in stage),
                 parameters=parameters,
-                weights=parameters * each.weight + matrices * each.quantized,
+                weights=parameters * each.weight + matrices * each.quantized + known,
                 gradients=parameters * each.gradient,
                 optimizer=-(-dense * each.optimizer // each.shared_by)
                 + -(-routed * each.optimizer // each.experts_shared_by),
@@ -114,6 +115,11 @@ def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple
             )
         )
     return tuple(estimates)
+
+
+def _teacher_bytes(teacher: Training, stage: tuple[Chunk, ...]) -> int:
+    """Return the bytes of a teacher's weights on one GPU: frozen, and in the precision of its student."""
+    return parameters_of(teacher.parts, stage).on_rank(teacher.parallel.tensor) * teacher.element
 
 
 def _count_routed(training: Training, size: Size) -> int:
@@ -248,6 +254,10 @@ def _chunk(training: Training, parts: list[_Part], chunk: Chunk) -> Kept:
     if training.engine == "megatron" and training.parallel.pipeline > 1 and not chunk.has_output:
         # Our trainer does not free its output to the next stage.
         total = total.plus(parts[-1].input)
+    if training.teacher is not None:
+        # A teacher's hidden states come and go with the student's.
+        ends = (not chunk.embeds) + (not chunk.has_output)
+        total = total.plus(_part(training.teacher, training.teacher.stacks[0]).input.times(ends))
     return total
 
 
@@ -308,7 +318,7 @@ def _logits(training: Training) -> int:
     fused = values.flag("model.cross_entropy_loss_fusion")
     each = _LOGIT * (2 if fused else 1) + (_LOGIT_GRADIENT if half else 0)
     if training.engine == "megatron":
-        each = training.element
+        each = training.element * (1 if training.teacher is None else 2)
     return round(tokens * (width * each + _count_deferred(training, width)))
 
 

@@ -19,6 +19,7 @@ from launcher.estimates.training import (
     has_fused_attention,
     model_type_of,
     read_countable_model,
+    teacher_of,
 )
 from launcher.estimates.values import Values
 from slipway.arithmetic.gpus import Gpu
@@ -58,7 +59,7 @@ class ModelWork(NamedTuple):
     the optimizer. `own_ends` are the configured layers of the first and the last stage; `counted_ends` are
     True where the embedding and the loss count as a layer. `overlaps_*` is communication that the
     configuration overlaps with computing. `is_plain` is our trainer without Transformer Engine; with
-    `compiles` it compiles whole layers where the layout allows it.
+    `compiles` it compiles whole layers where the layout allows it. The `teacher` only computes forward.
     """
 
     stacks: tuple[Stack, ...]
@@ -78,6 +79,7 @@ class ModelWork(NamedTuple):
     overlaps_data: bool
     is_plain: bool
     compiles: bool
+    teacher: Stack | None = None
 
     def stages(self, stack: Stack, pipeline: int) -> int:
         """Return the pipeline stages of a stack: a T5's encoder has the first half of them."""
@@ -90,6 +92,9 @@ def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
     """Return the work of a job's model; None if one of its sizes is unknown, or it cannot be timed."""
     model, stacks, family = read_countable_model(values), tuple(stacks_of(values)), model_type_of(values)
     if model is None or values.reason(NOT_TIMED) is not None:
+        return None
+    teacher = teacher_of(values)
+    if teacher is not None and read_countable_model(teacher) is None:
         return None
     vocabulary = vocabulary_size(model) or _VOCABULARY
     first, last = map(values.whole, OWN_ENDS)
@@ -114,6 +119,7 @@ def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
         overlaps_data=values.flag("model.optim.overlap_grad_sync"),
         is_plain=is_plain,
         compiles=is_plain and flash and values.flag("model.compile_layers", default=True),
+        teacher=next(iter(stacks_of(teacher)), None) if teacher is not None else None,
     )
 
 
@@ -195,18 +201,23 @@ class Speed:
 
     def _stage(self, stack: Stack, layout: Layout, layers: int) -> float:
         """Return the seconds of layers for a micro batch, forward and backward, with recomputing."""
-        # The parts of a layout that a layer depends on, which thousands of layouts share.
-        alike = stack, layout.tensor, layout.context, layout.micro, layout.sequence_parallel
-        if alike not in self._layers:
-            self._layers[alike] = self._layer(stack, layout)
-        forward, backward, core = self._layers[alike]
-        recompute = layout.recompute
+        forward, backward, core = self._layer(stack, layout)
+        recompute, teacher = layout.recompute, self._work.teacher
         again = recompute.part(-(-layers // (layout.virtual or 1))) * forward
         if recompute.granularity == "selective":
             again = core
+        if teacher is not None:
+            again += self._layer(teacher, layout).forward * teacher.layers / stack.layers
         return layers * (forward + backward + again)
 
     def _layer(self, stack: Stack, layout: Layout) -> _Layer:
+        # The parts of a layout that a layer depends on, which thousands of layouts share.
+        alike = stack, layout.tensor, layout.context, layout.micro, layout.sequence_parallel
+        if alike not in self._layers:
+            self._layers[alike] = self._time_layer(stack, layout)
+        return self._layers[alike]
+
+    def _time_layer(self, stack: Stack, layout: Layout) -> _Layer:
         tensor = layout.tensor
         tokens = layout.micro * stack.length / layout.context
         sides = _matrices(stack, tensor)
@@ -270,7 +281,11 @@ class Speed:
             tokens = layout.micro * last.length / layout.context
             share = self._work.vocabulary / layout.tensor
             product = _product(tokens, last.hidden, share, self._half, self._attained.tile_half)
-            self._ends[key] = 3 * product + _LOSS_BYTES[self._work.engine] * tokens * share / self._memory
+            moved = _LOSS_BYTES[self._work.engine] * tokens * share / self._memory
+            self._ends[key] = 3 * product + moved
+            if (teacher := self._work.teacher) is not None:
+                known = _product(tokens, teacher.hidden, share, self._half, self._attained.tile_half)
+                self._ends[key] += known + moved
         return self._ends[key]
 
     def _time_handover(self, stack: Stack, layout: Layout) -> float:

@@ -34,6 +34,7 @@ from slipway.arithmetic.parameters import (
 )
 
 # Sizes that may be left out, and are whole numbers where they are not.
+_OF_LAYERS = ("num_layers", "hidden_size", "num_attention_heads")
 _OF_STACK = ("num_query_groups", "kv_channels", "relative_attention_num_buckets")
 # Sizes of multi-latent attention: those that it needs, and one that may be missing.
 LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
@@ -50,6 +51,8 @@ _OF_MODEL = (
     "model.moe_shared_expert_intermediate_size",
 )
 _NODES = ("model.tokenizer", "model.data")
+# The sizes of a teacher, which the launcher adds to the configuration of a student.
+TEACHER_SIZES = "model.distillation.teacher_model"
 # Optimizers that data parallel ranks share, and the types of gradients in 16 bits.
 DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 HALF = ("bf16", "bfloat16")
@@ -92,6 +95,19 @@ def latent_switches(values: Values) -> list[str]:
     return [key for node in nodes if values.raw(key := f"{node}.multi_latent_attention")]
 
 
+def teacher_of(values: Values) -> Values | None:
+    """Return the configuration of the teacher of our trainer as one of a training; None without a teacher.
+
+    Sizes that are unknown are missing in it; what its files do not say it has in common with its student.
+    """
+    if values.raw("model.teacher") is None:
+        return None
+    sizes, model = values.node(TEACHER_SIZES) or {}, values.node("model") or {}
+    own = ("teacher", "distillation", *_OF_LAYERS, "ffn_hidden_size", *_OF_STACK)
+    shared = {name: value for name, value in model.items() if name not in own}
+    return Values({**values.config, "model": {**shared, **sizes}})
+
+
 def has_layer_flags(values: Values, name: str, is_used: object) -> bool:
     """Return True if a key that selects layers is a number, or has a flag for each layer."""
     value = values.raw(f"model.{name}")
@@ -129,7 +145,8 @@ def has_fused_attention(values: Values, node: str, engine: str) -> bool:
 class ModelSize(NamedTuple):
     """A model's sizes, all of them known.
 
-    `flops` are the model FLOPs of one sample, forward and backward, and `tokens` those that it counts as.
+    `flops` are the model FLOPs of one sample, forward and backward, and the forward ones of a teacher;
+    `tokens` are those that it counts as.
     `parameters` include all experts of a mixture.
     """
 
@@ -145,9 +162,14 @@ def model_size(values: Values) -> ModelSize | None:
     vocabulary = vocabulary_size(model) if model is not None else None
     if model is None or vocabulary is None:
         return None
+    flops, teacher = sample_flops(model, vocabulary, model_type), teacher_of(values)
+    if teacher is not None:
+        if (taught := model_size(teacher)) is None:
+            return None
+        flops += taught.flops // 3
     return ModelSize(
         count_parameters(model, vocabulary, model_type),
-        sample_flops(model, vocabulary, model_type),
+        flops,
         sample_tokens(model, model_type),
         bool(model.get("num_moe_experts")),
     )
@@ -168,7 +190,7 @@ _NOT_COUNTED = {
 class Training(NamedTuple):
     """A training that can be counted with: its values, its layout, and the parts of its model.
 
-    `stacks` are those of the layout, in the order of `parts.stacks`.
+    `stacks` are those of the layout, in the order of `parts.stacks`. The `teacher` has the same layout.
     """
 
     values: Values
@@ -179,6 +201,7 @@ class Training(NamedTuple):
     vocabulary: int
     parts: Parts
     stacks: tuple[Stack, ...]
+    teacher: Training | None = None
 
     @property
     def sequence_parallel(self) -> bool:
@@ -221,8 +244,11 @@ def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training 
     if vocabulary is None or not all(stack.stages for stack in stacks):
         return None
     parts = parts_of(model, vocabulary, model_type_of(values))
-    counts = parallel.data(nodes), parallel.micro_batches(nodes), vocabulary
-    return Training(values, engine, parallel, *counts, parts, stacks)
+    counts, teacher = (parallel.data(nodes), parallel.micro_batches(nodes), vocabulary), teacher_of(values)
+    taught = training_of(teacher.config, nodes, engine) if teacher is not None else None
+    if teacher is not None and taught is None:
+        return None
+    return Training(values, engine, parallel, *counts, parts, stacks, taught)
 
 
 def find_unsupported_feature(values: Values) -> str | None:
@@ -231,6 +257,9 @@ def find_unsupported_feature(values: Values) -> str | None:
     if reason is None and model is not None and vocabulary_size(model) is None:
         key = "model.override_vocab_size"
         return f"the size of the tokenizer's vocabulary is not known here; {full(key)}=... says it"
+    teacher = teacher_of(values)
+    if reason is None and teacher is not None and read_countable_model(teacher) is None:
+        reason = f"{full('model.teacher')}={values.raw('model.teacher')}: its sizes are not known here"
     return reason
 
 

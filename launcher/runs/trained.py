@@ -89,6 +89,52 @@ def find_marked_checkpoints(directory: Path) -> list[MarkedCheckpoint]:
     return sorted(filter(None, map(read_marked_checkpoint, visible)), key=lambda saved: saved[:3])
 
 
+# Our keys of a GPT's sizes, by Hugging Face's names for them in GPT-2's files and in those of other families.
+_SIZES = {
+    "n_layer": "num_layers",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "ffn_hidden_size",
+    "n_positions": "max_position_embeddings",
+    "num_hidden_layers": "num_layers",
+    "intermediate_size": "ffn_hidden_size",
+    "num_key_value_heads": "num_query_groups",
+    "head_dim": "kv_channels",
+    "vocab_size": "vocabulary",
+}
+_ALIKE = (*_SIZES.values(), "hidden_size", "num_attention_heads", "num_query_groups")
+
+
+def read_model_sizes(path: Path) -> dict[str, Any]:
+    """Return the sizes of a GPT that a checkpoint, or a directory of Hugging Face's format, holds.
+
+    They have NeMo's keys below `model`, and `vocabulary` for the tokens; a size that is not told is left out.
+    """
+    with suppress(OSError, ValueError):
+        config = read_json(path / "config.json")
+        sizes = {_SIZES.get(name, name): value for name, value in config.items()}
+        sizes.setdefault("ffn_hidden_size", None)
+        if sizes["ffn_hidden_size"] is None and isinstance(sizes.get("hidden_size"), int):
+            sizes["ffn_hidden_size"] = 4 * sizes["hidden_size"]
+        if "n_positions" not in config:  # rotary ones have no parameters
+            sizes.pop("max_position_embeddings", None)
+        return _select_sizes(sizes, config.get("tie_word_embeddings"))
+    if (saved := read_marked_checkpoint(path)) is None:
+        return {}
+    model = node(saved.content, "model")
+    shape = dict(node(model, "decoder"))
+    if shape.get("position") == "learned_absolute":
+        shape["max_position_embeddings"] = shape.get("max_positions")
+    shape["vocabulary"] = node(model, "vocabulary").get("size")
+    return _select_sizes(shape, shape.get("tied_embeddings"))
+
+
+def _select_sizes(sizes: Mapping[str, Any], is_tied: object) -> dict[str, Any]:
+    whole = {name: read_int(sizes.get(name), 1) for name in _ALIKE}
+    tied = {"share_embeddings_and_output_weights": is_tied} if isinstance(is_tied, bool) else {}
+    return {**{name: size for name, size in whole.items() if size is not None}, **tied}
+
+
 def newest_training(path: Path) -> TrainingLaunch | None:
     """Return the newest training of the run that is, or contains, a directory; None without one."""
     path = path.absolute()

@@ -31,7 +31,7 @@ from launcher.stages.megatron_lm_model import (
     values,
 )
 from launcher.stages.names_and_paths import check_path
-from launcher.stages.stage import Engine, StageRun, refuse_resume
+from launcher.stages.stage import Engine, StageRun, remove_own_keys
 from slipway.common.section_types import ModelType
 
 # NeMo's schedules, and the curve of Megatron-LM that each is after its warm-up.
@@ -118,7 +118,7 @@ class _Trainer(_Computed):
 
 def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, Any]) -> dict[str, Any]:
     """Refuse what no option says to Megatron-LM."""
-    refuse_resume(config, training.resume)
+    remove_own_keys(config, training, written)
     if training.restore_from_path is not None:
         setting = f"training.restore_from_path={literal(training.restore_from_path)}"
         engines = "engine=megatron_lm has no such option; engine=megatron and engine=nemo have"

@@ -20,7 +20,7 @@ from launcher.stages.common import (
     trainer_payload,
 )
 from launcher.stages.names_and_paths import check_path
-from launcher.stages.stage import Engine, StageRun, refuse_resume
+from launcher.stages.stage import Engine, StageRun, remove_own_keys
 
 if TYPE_CHECKING:
     from launcher.config.late_stages import ConversionConfig
@@ -116,7 +116,7 @@ def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, A
     For Lightning `trainer.max_time` is of all launches of a run together, as the checkpoint has its clock;
     NeMo's own `max_time_per_run` starts anew with each.
     """
-    refuse_resume(config, training.resume)
+    remove_own_keys(config, training, written)
     trainer, exp_manager = written["trainer"], written["exp_manager"]
     if exp_manager.get("max_time_per_run") is None and trainer.get("max_time") is not None:
         exp_manager["max_time_per_run"] = trainer["max_time"]

@@ -112,13 +112,20 @@ class Engine(NamedTuple):
     unread: tuple[str, ...] = ("data",)
 
 
-def refuse_resume(config: RunConfig, resume: ResumeNode) -> None:
-    """Refuse the options of our trainer: other engines would ignore them."""
-    for name, value in resume:
-        if name != "accept_data" and value != ResumeNode.model_fields[name].default:
-            key = f"training.resume.{name}"
-            engines = f"engine={config.engine} has no such option; engine=megatron has"
-            raise setting_error(f"{key}={literal(value)}: {engines}")
+def remove_own_keys(config: RunConfig, training: TrainingConfig, written: Mapping[str, Any]) -> None:
+    """Remove the options of our trainer, and refuse those that are set: other engines would ignore them."""
+    own = {
+        f"training.resume.{name}": value
+        for name, value in training.resume
+        if name != "accept_data" and value != ResumeNode.model_fields[name].default
+    }
+    if training.model.get("teacher") is not None:
+        own["training.model.teacher"] = training.model["teacher"]
+    for key, value in own.items():
+        engines = f"engine={config.engine} has no such option; engine=megatron has"
+        raise setting_error(f"{key}={literal(value)}: {engines}")
+    for name in ("teacher", "distillation"):
+        written["model"].pop(name, None)
 
 
 def prepare(stage: str, node: RunConfigNode, config: RunConfig, number: int) -> StageRun:

@@ -187,6 +187,14 @@ def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, A
     """Add the start of our trainer to its configuration; an earlier version of it knows no newer key."""
     if (nodes := _node_range(config)) is not None and nodes[1] is not None:
         written["trainer"]["num_nodes"] = None  # it counts them itself
+    if isinstance(teacher := written["model"].get("teacher"), str):
+        # Imported late: few trainings have a teacher.
+        from launcher.runs.trained import read_model_sizes
+
+        # Estimates and the trainer's own checks need no file then.
+        sizes = {"teacher_model": sizes} if (sizes := read_model_sizes(Path(teacher))) else {}
+        node = _node(written["model"], "distillation", "training.model")
+        written["model"]["distillation"] = {**node, **sizes}
     path, resume = training.restore_from_path, training.resume
     node = {name: value for name, value in resume if name != "accept_data" or value is not None}
     return {**written, "resume": node, **({"restore_from_path": path} if path is not None else {})}

@@ -405,6 +405,47 @@ def test_weights_to_start_from_are_checked(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
+def test_a_teacher_is_checked_and_may_not_change(tmp_path: Path) -> None:
+    path, vocabulary = tmp_path / "models/gpt2", tmp_path / "vocab.json"
+    path.mkdir(parents=True)
+    key = "training.model.teacher"
+    words = (MOCK, f"+{key}={path}", f"training.model.tokenizer.vocab_file={vocabulary}")
+    message = launch(tmp_path, MOCK, f"+{key}={tmp_path}/models/gtp2", code=2)
+    assert f"{key}='{tmp_path}/models/gtp2': there is no such directory" in message
+    assert "/models: gpt2" in message
+    message = launch(tmp_path, *words, code=2)
+    assert "no complete.json in it that can be read, and no config.json of Hugging Face's" in message
+    sizes = {"n_layer": 3, "n_embd": 12, "n_head": 4, "n_positions": 64, "vocab_size": 2}
+    (path / "config.json").write_text(json.dumps(sizes))
+    assert "no .safetensors file" in launch(tmp_path, *words, code=2)
+    (path / "model.safetensors").touch()
+    vocabulary.write_text('{"a": 0}')
+    message = launch(tmp_path, *words, code=2)
+    assert "it has 2 tokens, and training.model.tokenizer.vocab_file 1" in message
+    vocabulary.write_text('{"a": 0, "b": 1}')
+    # The trainer's own rules, by the sizes that the launcher read.
+    message = launch(tmp_path, *words, code=2)
+    assert f"{key}={path}: its max_position_embeddings is 64: expected at least" in message
+    message = launch(tmp_path, *words, "engine=nemo", "nemo_path=/nemo", code=2)
+    assert f"{key}='{path}': engine=nemo has no such option; engine=megatron has" in message
+    assert not (tmp_path / "results").exists()
+    (path / "config.json").write_text(json.dumps({**sizes, "n_positions": 128}))
+    launch(tmp_path, *words)
+    (config,) = newest(tmp_path).glob("*_hydra.yaml")
+    assert yaml.safe_load(config.read_text())["model"]["distillation"]["teacher_model"] == {
+        "num_layers": 3,
+        "hidden_size": 12,
+        "num_attention_heads": 4,
+        "ffn_hidden_size": 48,
+        "max_position_embeddings": 128,
+        "vocabulary": 2,
+    }
+    checkpoint(tmp_path, "m-step=1")
+    (path / "model.safetensors").write_bytes(b"other")
+    message = launch(tmp_path, *words, code=2)
+    assert f"{path}/model.safetensors (model.teacher/model.safetensors): 0 → 5 bytes" in message
+
+
 def test_weights_to_start_from_reach_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights/complete.json").write_text(json.dumps({"step": 0, "serial": 1, "files": {}}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,6 +48,8 @@ def as_on_a_gpu() -> None:
     torch.nn.functional.dropout = lambda x, p=0.5, training=True, inplace=False: (
         torch.native_dropout(x, p, True)[0] if training and p else x
     )
+    # Nobody answers.
+    build.run_on_all_ranks = lambda action: action()  # type: ignore[attr-defined]
     torch.nn.functional.rms_norm = lambda x, shape, weight=None, eps=None: _RmsNorm.apply(x, weight)
     # With the Adam of Transformer Engine or Apex, which keeps as much as torch's.
     build.uses_distributed_optimizer = optimizer.uses_distributed_optimizer = lambda settings, device: (
@@ -75,13 +78,31 @@ def build_on_ranks(settings: Settings, questions: dict[str, Any]) -> Any:
     from megatron.core import parallel_state
 
     from slipway.trainer.distributed import make_rank_context
-    from slipway.trainer.model.build import build_model
+    from slipway.trainer.model import build
 
     parallel_state.destroy_model_parallel()
     rank_context = make_rank_context(
         World.from_environment({}), make_layout(settings, questions["ranks"]), torch.device("cpu")
     )
-    return build_model(settings, rank_context, questions["vocabulary"])
+    vocabulary = settings.configuration.get("model.override_vocab_size", questions["vocabulary"])
+    return build.build_model(settings, rank_context, vocabulary, teacher=teacher_of(settings, vocabulary))
+
+
+def teacher_of(settings: Settings, vocabulary: int) -> Any:
+    """Return a teacher without weights; None if the settings have none."""
+    from slipway.trainer.checkpoint.description import describe
+    from slipway.trainer.conversion.teacher import Teacher
+    from slipway.trainer.data.vocabulary import Vocabulary
+
+    class Untrained(Teacher):
+        def fill(self, state: Any, layers: Any) -> None:
+            """Leave the weights as they are."""
+
+    if settings.distillation is None:
+        return None
+    description = describe(settings, Vocabulary(vocabulary, 0, "a test"), vocabulary)
+    deep = replace(description.decoder, num_layers=settings.distillation.sizes["num_layers"])
+    return Untrained(Path(), replace(description, decoder=deep), is_ours=True)
 
 
 def kept_bytes(settings: Settings, questions: dict[str, Any]) -> int:
@@ -121,7 +142,10 @@ def states_of(settings: Settings, questions: dict[str, Any]) -> dict[str, float]
     optimizer = Optimizer(settings, model, torch.device("cpu"))
     model.zero_grad_buffer()
     optimizer.step(0.1)
-    weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    parts = (part for chunk in model.chunks for part in chunk.modules())
+    teachers = (teacher for part in parts for teacher in getattr(part, "_teacher", ()))
+    held = (*model.parameters(), *(weight for teacher in teachers for weight in teacher.parameters()))
+    weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in held}
     gradients = [buffer.grad_data for chunk in model.chunks for buffer in chunk.buffers]
     states: dict[int, int] = {}
     for part in getattr(optimizer.inner, "chained_optimizers", [optimizer.inner]):

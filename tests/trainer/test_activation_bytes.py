@@ -82,6 +82,16 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "not distributed": {"model.optim.name": "adamw"},
     "fp32": {"model.optim.name": "adamw", "trainer.precision": 32, "model.megatron_amp_O2": False},
 }
+# The logits are more than what the backward pass of a layer needs.
+DISTILLED: dict[str, Any] = {
+    "model.override_vocab_size": 4096,
+    "model.teacher": "/teacher",
+    **{
+        f"model.distillation.teacher_model.{name}": size
+        for name, size in (("num_layers", 8), ("hidden_size", 64), ("num_attention_heads", 4))
+    },
+    "model.distillation.teacher_model.ffn_hidden_size": 256,
+}
 
 
 def configurations() -> dict[str, dict[str, Any]]:
@@ -91,6 +101,7 @@ def configurations() -> dict[str, dict[str, Any]]:
         for name, changes in VARIANTS.items()
         for depth in (1, 2)
     }
+    configs["distilled"] = config_with({**GPT, **DISTILLED, "model.num_layers": 4})
     for encoder, decoder in ((1, 1), (2, 1), (1, 2)):
         depths = {"model.encoder.num_layers": encoder, "model.decoder.num_layers": decoder}
         configs[f"t5 {encoder} {decoder}"] = config_with({**MIXED_T5, **depths})
@@ -103,6 +114,17 @@ def with_optimizers() -> dict[str, dict[str, Any]]:
     }
 
 
+def test_student_and_teacher_take_the_estimated_bytes(measurements: dict[str, Any]) -> None:
+    config = configurations()["distilled"]
+    states = {
+        part: measurements["states"]["distilled"][part] for part in ("weights", "gradients", "optimizer")
+    }
+    measured_bytes = sum(states.values()) + measurements["activations"]["distilled"]
+    taught, alone = estimate(config), estimate({**config, "model": {**config["model"], "teacher": None}})
+    assert taught.total == pytest.approx(measured_bytes, rel=0.02)
+    assert alone.total < 0.9 * measured_bytes
+
+
 @pytest.fixture(scope="module")
 def measurements(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("bytes")
@@ -110,7 +132,10 @@ def measurements(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> di
         "ranks": RANKS,
         "vocabulary": VOCABULARY,
         "activations": {name: flatten(config) for name, config in configurations().items()},
-        "states": {name: flatten(config) for name, config in with_optimizers().items()},
+        "states": {
+            **{name: flatten(config) for name, config in with_optimizers().items()},
+            "distilled": flatten(configurations()["distilled"]),
+        },
     }
     questions, answers, output = (directory / name for name in ("questions", "answers", "said"))
     questions.write_text(json.dumps(requests))

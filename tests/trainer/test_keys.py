@@ -276,7 +276,7 @@ def test_the_settings_read_the_keys_that_the_table_calls_implemented_and_no_othe
     node = "model.activations_checkpoint"
     more = {f"{node}_granularity": "full", f"{node}_method": "uniform", "trainer.precision": "bf16"}
     more |= {f"model.{name}": True for name in ("megatron_amp_O2", "transformer_engine", "fp8", "fp8_hybrid")}
-    config = RecordingConfig({**flat, **more})
+    config = RecordingConfig({**flat, **more, "model.teacher": "/teacher"})
     read_settings(config)
     assert config.read == {key for key, status in KEYS.items() if isinstance(status, Implemented)}
 

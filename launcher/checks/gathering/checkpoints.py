@@ -19,13 +19,20 @@ from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_ther
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
 from launcher.file_systems import mount_of
-from launcher.runs.trained import MarkedCheckpoint, find_marked_checkpoints, read_marked_checkpoint
+from launcher.runs.trained import (
+    MarkedCheckpoint,
+    find_marked_checkpoints,
+    read_marked_checkpoint,
+    read_model_sizes,
+)
 from slipway.common.files import read_bytes, read_int, read_json, read_text
 from slipway.common.node.checkpoints import MARKER, TRACKER
 from slipway.common.owners import why_untrusted
 
 _NAMED = "resume.checkpoint"
 _INITIAL = "restore_from_path"
+_TEACHER, _VOCABULARY = "model.teacher", "model.tokenizer.vocab_file"
+_LARGEST_VOCABULARY = 64 << 20
 # By these keys a marker describes the model too (slipway/trainer/config/architecture.py).
 _SIZES = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
@@ -94,8 +101,9 @@ def find_missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] |
     values = Values(job.config)
     lacks = _check_newest(resolver, values)
     if job.engine == "megatron":
-        lacks = [*_check_named(resolver, values), *_check_initial(resolver, values), *lacks]
-        lacks = lacks or _check_owner(resolver, values)
+        own = _check_named, _check_initial, _check_teacher
+        lacks = [*(lack for check in own for lack in check(resolver, values)), *lacks]
+        lacks = lacks or [*_check_owner(resolver, values), *_find_foreign_teacher(resolver, values)]
     elif job.engine == "nemo":
         lacks = [*_check_nemo(resolver, values), *lacks]
     return tuple(lacks)
@@ -139,6 +147,42 @@ def _check_initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
     return resolver.look(_INITIAL, value, resolver.input(_INITIAL, value, f"training.{_INITIAL}="), fault)
 
 
+def _check_teacher(resolver: PathResolver, values: Values) -> list[MissingPath]:
+    """Look for the model that a run of our trainer learns from, and count its tokens."""
+    value = values.raw(_TEACHER)
+    if not isinstance(value, str):
+        return []
+
+    def fault(path: Path) -> Fault | None:
+        if not is_there(path):
+            return "there is no such directory", nearest_files(path)
+        is_theirs = is_there(path / "config.json")
+        if is_theirs and not any(path.glob("*.safetensors")):
+            return "there is a config.json in it, and no .safetensors file", "one with weights of that format"
+        if not is_theirs and (why := _why_lost(path)) is not None:
+            newest = read_complete_checkpoints(path)[-1:]
+            near = f"training.{_TEACHER}={newest[0].path}" if newest else nearest_files(path / MARKER)
+            return f"{why}, and no config.json of Hugging Face's", near
+        return _compare_vocabularies(resolver, values, read_model_sizes(path))
+
+    return resolver.look(_TEACHER, value, resolver.input(_TEACHER, value, f"training.{_TEACHER}="), fault)
+
+
+def _compare_vocabularies(resolver: PathResolver, values: Values, sizes: Mapping[str, Any]) -> Fault | None:
+    """Compare the tokens of a teacher with those of the run's ``vocab.json``, if that can be read."""
+    value, known = values.raw(_VOCABULARY), sizes.get("vocabulary")
+    path = resolver.input(_VOCABULARY, value) if isinstance(value, str) else None
+    with suppress(OSError, ValueError):
+        if known is not None and isinstance(path, Path) and path.suffix == ".json":
+            own = len(read_json(path, _LARGEST_VOCABULARY))
+            if own != known:
+                return (
+                    f"it has {known:,} tokens, and training.{_VOCABULARY} {own:,}",
+                    "a student has the tokenizer of its teacher",
+                )
+    return None
+
+
 def _compare_models(marker: Mapping[str, Any], values: Values) -> str | None:
     """Return the first key in which a run's model differs from a checkpoint's."""
     model = marker.get("model")
@@ -160,6 +204,13 @@ def _check_owner(resolver: PathResolver, values: Values) -> list[MissingPath]:
         return _find_foreign(key, values, [chosen] if chosen is not None else [])
     path = resolver.host(value)
     return _find_foreign(_INITIAL, values, _read_newest(path)) if path is not None else []
+
+
+def _find_foreign_teacher(resolver: PathResolver, values: Values) -> list[MissingPath]:
+    value = values.raw(_TEACHER)
+    path = resolver.host(value) if isinstance(value, str) else None
+    saved = read_marked_checkpoint(path) if path is not None else None
+    return _find_foreign(_TEACHER, values, [saved] if saved is not None else [])
 
 
 def _read_newest(path: Path) -> list[MarkedCheckpoint]:

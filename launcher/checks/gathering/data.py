@@ -225,6 +225,9 @@ def _list_files(resolver: PathResolver) -> Iterator[dict[str, str]]:
         path = resolver.input(key, value)
         if isinstance(path, Path):
             yield {"kind": "tokenizer", "key": key, "name": str(Path(value)), "path": str(path)}
+    key, value = "model.teacher", resolver.values.raw("model.teacher")
+    if isinstance(value, str) and isinstance(path := resolver.input(key, value), Path):
+        yield {"kind": "teacher", "key": key, "name": str(Path(value)), "path": str(path)}
 
 
 def _state(path: str) -> tuple[int, ...] | None:

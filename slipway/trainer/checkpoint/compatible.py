@@ -64,18 +64,18 @@ def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> N
             )
 
 
-def check_shapes(name: str, checkpoint: Checkpoint, description: Description) -> None:
-    """Hold a checkpoint's weights against a model that starts from them; padding and precision may differ.
+def check_shapes(name: str, saved: Mapping[str, Any], description: Description) -> None:
+    """Hold the shapes of weights against a model that starts from them; padding and precision may differ.
 
     Raises
     ------
     UserError
-        Naming the key that differs, and the checkpoint as `name`.
+        Naming the key that differs, and the weights as `name`.
     """
     now = shapes_of(description)
     learned = description.decoder.position == "learned_absolute"
     free = ("padded_vocabulary", "precision", *(() if learned else _POSITIONS))
-    for item, value in checkpoint.marker.architecture.items():
+    for item, value in saved.items():
         if item in free or item not in now or now[item] == value:
             continue
         is_encoder = item.startswith("encoder_")
@@ -85,7 +85,7 @@ def check_shapes(name: str, checkpoint: Checkpoint, description: Description) ->
         if description.encoder and plain == "tied_embeddings":
             key = "model.share_decoder_tokens_head_embeddings"
         raise UserError(f"{name} has {key}={value}, and the run {now[item]}: expected the same model")
-    if (description.encoder is None) != ("encoder_num_layers" not in checkpoint.marker.architecture):
+    if (description.encoder is None) != ("encoder_num_layers" not in saved):
         kinds = ("a GPT", "a T5")
         now_t5 = description.encoder is not None
         raise UserError(

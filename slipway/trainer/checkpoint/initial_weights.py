@@ -20,8 +20,10 @@ from slipway.trainer.checkpoint import compatible, reader, state, store
 from slipway.trainer.checkpoint.choice import check_owners
 from slipway.trainer.checkpoint.description import Description, description_from_json
 from slipway.trainer.checkpoint.store import Checkpoint
+from slipway.trainer.config.distillation import TEACHER
 from slipway.trainer.config.settings import Settings
-from slipway.trainer.distributed import RankContext, broadcast_from_rank0
+from slipway.trainer.conversion.teacher import Teacher, spread_layers
+from slipway.trainer.distributed import RankContext, broadcast_from_rank0, run_on_all_ranks
 from slipway.trainer.logs import LOGGER
 from slipway.trainer.model.model import Model
 
@@ -64,6 +66,28 @@ def load(
     return checkpoint
 
 
+def take_layers(
+    teacher: Teacher, description: Description, rank_context: RankContext, model: Model, optimizer: Any
+) -> None:
+    """Copy embeddings and layers of a teacher into its new student; every rank calls this.
+
+    Raises
+    ------
+    UserError
+        If their layers are not of one kind.
+    """
+    name, known = f"{TEACHER}={teacher.path}: the teacher", teacher.description
+    saved = {**compatible.shapes_of(known), "num_layers": description.decoder.num_layers}
+    compatible.check_shapes(name, saved, description)
+    layers = spread_layers(description.decoder.num_layers, known.decoder.num_layers)
+    state = model.sharded_state_dict()
+    run_on_all_ranks(lambda: teacher.fill(state, layers))
+    _pad(model, known.vocabulary.size)
+    optimizer.reload_model_params()
+    if rank_context.is_main:
+        LOGGER.info("starting from the teacher's layers %s", ", ".join(map(str, layers)))
+
+
 def _find(path: Path, settings: Settings, description: Description) -> Checkpoint:
     try:
         checkpoint = store.open_named(path)
@@ -71,7 +95,7 @@ def _find(path: Path, settings: Settings, description: Description) -> Checkpoin
         raise UserError(f"{KEY}={path}: {error}") from None
     check_owners(checkpoint.path, None, settings.resume.trust_owner)
     saved = _read_description(checkpoint, description)
-    compatible.check_shapes(f"{KEY}={path}: the checkpoint", checkpoint, description)
+    compatible.check_shapes(f"{KEY}={path}: the checkpoint", checkpoint.marker.architecture, description)
     tokens, words = saved.vocabulary.size, description.vocabulary
     if not words.size <= tokens <= description.padded_vocabulary:
         raise UserError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.trainer.config.architecture import Architecture
+from slipway.trainer.config.distillation import SIZE_NAMES, SIZES, TEACHER, Distillation
 from slipway.trainer.config.fp8 import NO_FP8, Fp8
 from slipway.trainer.config.optimization import Optimization
 from slipway.trainer.config.parallel import Overlap, Parallel, Timeouts
@@ -74,7 +75,10 @@ def _expand(node: str, names: str, status: Status) -> dict[str, Status]:
     return dict.fromkeys((f"{node}.{name}" for name in names.split()), status)
 
 
-_SECTIONS = (Settings, Output, Saving, Resume, Parallel, Overlap, Timeouts, Optimization, Fp8, Profiling)
+_SECTIONS = (
+    *(Settings, Output, Saving, Resume, Parallel, Overlap, Timeouts, Optimization, Fp8, Profiling),
+    Distillation,
+)
 
 KEYS: dict[str, Status] = {
     # The keys of the settings' rows; the others are read in several ways, or not at all.
@@ -145,6 +149,9 @@ KEYS: dict[str, Status] = {
     "model.fp16_lm_cross_entropy": Refused((False, None), "the loss is computed in 32 bits"),
     "model.persist_layer_norm": Irrelevant("a kernel of Apex"),
     "model.resume_from_checkpoint": Refused((None,), "exp_manager.resume_if_exists continues a run"),
+    # model: distillation
+    **_expand(SIZES, " ".join(SIZE_NAMES), _IMPLEMENTED),
+    f"{SIZES}.*": LAUNCHER,
     # model: precision
     **_expand("model", "native_amp_init_scale native_amp_growth_interval hysteresis", _FP16_OFF),
     # `fp8_recipe` is ours: NeMo's keys mean delayed scaling.
@@ -255,6 +262,7 @@ T5_KEYS: dict[str, Status] = {
     "model.share_token_embeddings": Refused((True, None), _T5_ALONE),
     "model.qkv_bias": Refused((False, None), "only a GPT has a bias on queries, keys and values alone"),
     **_expand("model", "pre_process post_process", Refused((True, None), _ONE_CHUNK)),
+    TEACHER: Refused((None,), "only a GPT learns from a teacher"),
     # model: parallelism
     "model.pipeline_model_parallel_size": Refused(
         (1, None), "megatron-core 0.16 has no pipeline for a T5, whose encoder and decoder would share it"

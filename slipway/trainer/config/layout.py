@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slipway.arithmetic.layout import (
@@ -13,6 +14,7 @@ from slipway.arithmetic.layout import (
     shares_sequence,
 )
 from slipway.common.errors import UserError
+from slipway.trainer.config.distillation import NODE, TEACHER
 from slipway.trainer.config.fp8 import check_shapes
 from slipway.trainer.config.parallel import PIPELINE, VIRTUAL
 from slipway.trainer.config.settings import COMPILE, Settings
@@ -57,6 +59,8 @@ def make_layout(settings: Settings, world: int) -> Layout:
     _check_stages(settings)
     _check_sequence(settings)
     _check_fp8(settings)
+    if settings.distillation:
+        check_teacher(settings, settings.distillation.sizes)
     if settings.compile_layers == "True" and (obstacle := find_compile_obstacle(settings)):
         raise UserError(f"{COMPILE}=True: {obstacle}; expected auto or False")
     data = sizes.data(nodes=1)
@@ -156,6 +160,45 @@ def _check_fp8(settings: Settings) -> None:
         stacks = {ENCODER: settings.encoder, DECODER: settings.architecture}
     for node, shape in stacks.items():
         check_shapes(settings.fp8, node, shape, settings.micro_batch, settings.parallel)
+
+
+def check_teacher(settings: Settings, sizes: Mapping[str, int]) -> None:
+    """Hold the known sizes of a teacher against its student's and the layout, which both have.
+
+    Parameters
+    ----------
+    sizes
+        By NeMo's keys; `max_position_embeddings` is that of learned positions.
+
+    Raises
+    ------
+    UserError
+        If the teacher does not fit.
+    """
+    distillation, parallel, shape = settings.distillation, settings.parallel, settings.architecture
+    assert distillation is not None
+    chunks, length = parallel.pipeline * parallel.virtual, shape.seq_length
+    own = {name: getattr(shape, name) for name in sizes if hasattr(shape, name)}
+
+    def fail(name: str, expected: str) -> None:
+        raise UserError(f"{TEACHER}={distillation.teacher}: its {name} is {sizes[name]}: expected {expected}")
+
+    if sizes.get("num_layers", 0) % chunks:
+        fail("num_layers", f"a multiple of the {chunks} parts of the student's pipeline")
+    for name in ("num_attention_heads", "num_query_groups", "ffn_hidden_size"):
+        if sizes.get(name, 0) % parallel.tensor:
+            fail(name, f"a multiple of model.tensor_model_parallel_size={parallel.tensor}")
+    if sizes.get("max_position_embeddings", length) < length:
+        fail("max_position_embeddings", f"at least model.encoder_seq_length={length}")
+    if distillation.cosine and sizes.get("hidden_size", own.get("hidden_size")) != own.get("hidden_size"):
+        fail("hidden_size", f"the student's {shape.hidden_size}, or {NODE}.cosine=0")
+    if not distillation.starts_from_teacher:
+        return
+    if sizes.get("num_layers", shape.num_layers) < shape.num_layers:
+        fail("num_layers", f"at least the student's {shape.num_layers}, or {NODE}.start_from_teacher=False")
+    for name in own:
+        if name != "num_layers" and sizes[name] != own[name]:
+            fail(name, f"the student's {own[name]}, or {NODE}.start_from_teacher=False")
 
 
 def find_compile_obstacle(settings: Settings) -> str | None:

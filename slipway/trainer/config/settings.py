@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from slipway.trainer.config.architecture import Architecture, read_architecture
 from slipway.trainer.config.data import Data, read_data
+from slipway.trainer.config.distillation import Distillation, read_distillation
 from slipway.trainer.config.fp8 import Fp8, read_fp8
 from slipway.trainer.config.optimization import Optimization, read_optimization
 from slipway.trainer.config.parallel import Overlap, Parallel, Timeouts, read_overlap, read_parallel
@@ -106,7 +107,8 @@ class Output:
 class Settings:
     """Everything a training needs to know.
 
-    `architecture` is a GPT's, or the decoder of a T5; a T5 has an `encoder` and a `denoising` besides.
+    `architecture` is a GPT's, or the decoder of a T5; a T5 has an `encoder` and a `denoising` besides, and a
+    GPT that learns from a teacher a `distillation`.
     `restore_from` is the checkpoint whose weights a new training starts from.
     `nodes` is ``None`` where there are as many as were started. With `cpu_weights` the initial weights are
     drawn on the CPU, the same for every layout and device. With `accumulation_fusion` products of
@@ -116,6 +118,7 @@ class Settings:
     architecture: Architecture
     encoder: Architecture | None
     denoising: Denoising | None
+    distillation: Distillation | None
     optimization: Optimization
     data: Data
     output: Output
@@ -198,6 +201,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         architecture=architecture,
         encoder=encoder,
         denoising=read_denoising(values) if t5 else None,
+        distillation=read_distillation(values),
         optimization=read_optimization(values, own["max_steps"]),
         data=read_data(values, t5),
         output=output,

@@ -69,10 +69,10 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
         raise UserError(f"conversion.tokenizer_dir={tokenizer}: it has no {FAST}, which this needs")
     config = read_mapping(source / CONFIG)
     with SafetensorsFiles(source) as files:
-        weights = _Weights(files)
+        weights = Weights(files)
         description = description_of(config, weights.has_head(config))
         rows = list(rows_of(description))
-        _check_names(source, weights, rows)
+        check_names(source, weights, rows)
         dtype = _dtype_of(source, weights, rows) if not conversion.dtype else getattr(torch, conversion.dtype)
         precision: Precision = "bf16" if dtype == torch.bfloat16 else "fp32"
         generation = read_mapping(source / GENERATION) if (source / GENERATION).exists() else {}
@@ -94,7 +94,7 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
     return output
 
 
-def _write(directory: Path, weights: _Weights, rows: list[Row], dtype: torch.dtype) -> None:
+def _write(directory: Path, weights: Weights, rows: list[Row], dtype: torch.dtype) -> None:
     depths = depths_of(rows)
     with TensorFilesWriter(directory) as writer:
         for row in rows:
@@ -131,7 +131,7 @@ def _mark(directory: Path, description: Description) -> None:
     ).write(directory)
 
 
-class _Weights:
+class Weights:
     """The weights of a directory, by the names that a whole model of Hugging Face's has for them."""
 
     def __init__(self, files: SafetensorsFiles) -> None:
@@ -164,7 +164,7 @@ class _Weights:
         return not torch.equal(self.read("lm_head.weight"), self.read(family.words))
 
 
-def _dtype_of(source: Path, weights: _Weights, rows: list[Row]) -> torch.dtype:
+def _dtype_of(source: Path, weights: Weights, rows: list[Row]) -> torch.dtype:
     """Return the type that holds all weights: bfloat16 if all are of it, or float32.
 
     Raises
@@ -190,7 +190,8 @@ def _dtype_of(source: Path, weights: _Weights, rows: list[Row]) -> torch.dtype:
     return torch.float32
 
 
-def _check_names(source: Path, weights: _Weights, rows: list[Row]) -> None:
+def check_names(source: Path, weights: Weights, rows: list[Row]) -> None:
+    """Raise UserError unless a directory has exactly the weights that its ``config.json`` asks for."""
     wanted = {name for row in rows for name in row.theirs}
     unknown = [
         name

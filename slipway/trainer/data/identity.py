@@ -29,7 +29,7 @@ from slipway.common.files import open_regular, read_bytes
 if TYPE_CHECKING:
     from slipway.trainer.config.data import Data
 
-DATA, TOKENIZER = "data", "tokenizer"
+DATA, TOKENIZER, TEACHER = "data", "tokenizer", "teacher"
 DATA_KEY = "model.data.data_prefix"
 SUFFIXES = (".bin", ".idx")
 # Of a Hugging Face tokenizer's directory, which may hold a model's weights too: patterns, because the
@@ -61,7 +61,7 @@ class InputFile:
     Attributes
     ----------
     kind
-        ``data`` or ``tokenizer``.
+        ``data``, ``tokenizer`` or ``teacher``.
     key
         The key of the configuration that names it.
     name
@@ -145,6 +145,14 @@ def tokenizer_names(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in paths)
 
 
+def _teacher_names(directory: Path) -> list[str]:
+    """Return the names of the files of a model: a checkpoint's marker has the checksums of all others."""
+    names = ["complete.json"]
+    if not (directory / names[0]).exists():
+        names = ["config.json", *sorted(path.name for path in directory.glob("*.safetensors"))]
+    return names
+
+
 def input_files(prefixes: Iterable[Path], tokenizer: Mapping[str, Path | None]) -> list[InputFile]:
     """Return the files of data sets, and of a tokenizer by the keys that name its files or directory."""
     names = [f"{prefix}{suffix}" for prefix in dict.fromkeys(prefixes) for suffix in SUFFIXES]
@@ -153,13 +161,16 @@ def input_files(prefixes: Iterable[Path], tokenizer: Mapping[str, Path | None]) 
     return [*files, *(InputFile(TOKENIZER, key, name, name) for key, name in named)]
 
 
-def identify_data(data: Data, prefixes: Iterable[Path]) -> Identity:
-    """Return the identity of data sets, and of the tokenizer that a configuration of data names."""
+def identify_data(data: Data, prefixes: Iterable[Path], teacher: Path | None = None) -> Identity:
+    """Return the identity of data sets, the tokenizer that a configuration of data names, and a teacher."""
     tokenizer = data.tokenizer
     files = {"model": tokenizer.model, "vocab_file": tokenizer.vocab_file, "merge_file": tokenizer.merge_file}
     if tokenizer.library == "huggingface" and Path(tokenizer.name).is_absolute():
         files = {"type": Path(tokenizer.name)}
-    return identify(input_files(prefixes, {f"model.tokenizer.{name}": path for name, path in files.items()}))
+    inputs = input_files(prefixes, {f"model.tokenizer.{name}": path for name, path in files.items()})
+    if teacher is not None:
+        inputs.append(InputFile(TEACHER, "model.teacher", str(teacher), str(teacher)))
+    return identify(inputs)
 
 
 def identify(inputs: Sequence[InputFile]) -> Identity:
@@ -171,7 +182,7 @@ def identify(inputs: Sequence[InputFile]) -> Identity:
 
 
 def differences(old: Identity, new: Identity) -> list[Difference]:
-    """Return the files of the same name, or tokenizer's key, that have another content.
+    """Return the files of the same name, or of the tokenizer's or teacher's key, that have another content.
 
     A file of only one of the two is not compared, nor is a data set that the configuration names otherwise.
     """
@@ -333,7 +344,7 @@ def _read_origin(path: Path, size: int, written: int) -> dict[str, Any] | None:
 
 def _role(file: FileIdentity) -> tuple[str, str]:
     # Another path of a tokenizer is no other tokenizer; data sets are distinguished by their names alone.
-    return file.kind, file.key if file.kind == TOKENIZER else file.name
+    return file.kind, file.name if file.kind == DATA else file.key
 
 
 def _find_missing(these: Identity, others: Identity) -> list[str]:
@@ -345,13 +356,14 @@ def _find_missing(these: Identity, others: Identity) -> list[str]:
 def _expand(input_file: InputFile) -> list[InputFile]:
     path = Path(input_file.path)
     try:
-        if input_file.kind != TOKENIZER or not stat.S_ISDIR(path.stat().st_mode):
+        if input_file.kind == DATA or not stat.S_ISDIR(path.stat().st_mode):
             return [input_file]
     except (OSError, ValueError):
         return []
+    kind, names = input_file.kind, tokenizer_names if input_file.kind == TOKENIZER else _teacher_names
     return [
-        InputFile(TOKENIZER, f"{input_file.key}/{name}", f"{input_file.name}/{name}", str(path / name))
-        for name in tokenizer_names(path)
+        InputFile(kind, f"{input_file.key}/{name}", f"{input_file.name}/{name}", str(path / name))
+        for name in names(path)
     ]
 
 

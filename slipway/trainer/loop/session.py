@@ -14,6 +14,7 @@ from slipway.trainer.checkpoint.choice import Choice, Chooser
 from slipway.trainer.checkpoint.description import Description, describe
 from slipway.trainer.checkpoint.state import Progress
 from slipway.trainer.config.settings import Settings
+from slipway.trainer.conversion.teacher import Teacher, open_teacher
 from slipway.trainer.data import identity, tokenized
 from slipway.trainer.data.heldout import unigram_entropy
 from slipway.trainer.data.order import SampleOrder
@@ -89,7 +90,8 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
     padded = padded_vocabulary(
         vocabulary.size, settings.architecture.vocab_divisor, rank_context.layout.tensor
     )
-    model = build_model(settings, rank_context, padded)
+    teacher = open_teacher(settings, rank_context, vocabulary)
+    model = build_model(settings, rank_context, padded, teacher=teacher)
     batch_builder = make_batch_builder(settings, rank_context, vocabulary)
     session = Session(
         settings=settings,
@@ -103,12 +105,12 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
         model=model,
         optimizer=Optimizer(settings, model, rank_context.device),
         schedule=make_schedule(settings.optimization, settings.resume.lr_scale),
-        reporter=Reporter(settings, rank_context, padded),
+        reporter=Reporter(settings, rank_context, padded, teacher.shape_for(settings) if teacher else None),
         parameters=parameter_count(model),
         shape=compatible.shapes(settings, padded),
         data_identity=broadcast_from_rank0(lambda: _data_identity(settings)),
     )
-    _begin(session)
+    _begin(session, teacher)
     # After the comparison with a checkpoint, which names the files that were exchanged.
     broadcast_from_rank0(lambda: tokenized.check(settings.data, indices))
     return session
@@ -135,7 +137,9 @@ def _split_rule(settings: Settings) -> str:
 
 def _data_identity(settings: Settings) -> identity.Identity:
     blends = filter(None, (settings.data.training, settings.data.heldout))
-    return identity.identify_data(settings.data, [prefix for blend in blends for prefix in blend.prefixes])
+    prefixes = [prefix for blend in blends for prefix in blend.prefixes]
+    teacher = settings.distillation.teacher if settings.distillation else None
+    return identity.identify_data(settings.data, prefixes, teacher)
 
 
 def _open_sources(
@@ -152,15 +156,18 @@ def _open_sources(
     return training, heldout
 
 
-def _begin(session: Session) -> None:
-    """Continue from the run's own checkpoint, or start from the weights of another one."""
+def _begin(session: Session, teacher: Teacher | None) -> None:
+    """Continue from the run's own checkpoint, or start from the weights of another one, or of the teacher."""
     _resume(session)
-    path = session.settings.restore_from
-    if session.resumed_from is None and path is not None:
-        optimizer, rank_context = session.optimizer.inner, session.rank_context
+    settings, optimizer, rank_context = session.settings, session.optimizer.inner, session.rank_context
+    if session.resumed_from is not None:
+        return
+    if settings.restore_from is not None:
         initial_weights.load(
-            path, session.settings, session.description, rank_context, session.model, optimizer
+            settings.restore_from, settings, session.description, rank_context, session.model, optimizer
         )
+    elif teacher is not None and settings.distillation and settings.distillation.starts_from_teacher:
+        initial_weights.take_layers(teacher, session.description, rank_context, session.model, optimizer)
 
 
 def _resume(session: Session) -> None:

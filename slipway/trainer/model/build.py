@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from megatron.core.distributed import (
@@ -12,9 +14,11 @@ from megatron.core.distributed import (
 from megatron.core.transformer.module import Float16Module
 
 from slipway.trainer.config.settings import Settings
-from slipway.trainer.distributed import RankContext
+from slipway.trainer.conversion.teacher import Teacher
+from slipway.trainer.distributed import RankContext, run_on_all_ranks
 from slipway.trainer.model.backends import fuse_accumulation, overlaps_tensor, start_tensor_overlap
 from slipway.trainer.model.compiled import compile_layers, explain_uncompiled, guard_dropout
+from slipway.trainer.model.distillation import Student, attach_teachers
 from slipway.trainer.model.gpt import gpt_chunks
 from slipway.trainer.model.loss import compute_loss
 from slipway.trainer.model.model import Model
@@ -25,7 +29,11 @@ from slipway.trainer.optim.build import uses_distributed_optimizer
 
 
 def build_model(
-    settings: Settings, rank_context: RankContext, vocabulary: int, is_trained: bool = True
+    settings: Settings,
+    rank_context: RankContext,
+    vocabulary: int,
+    is_trained: bool = True,
+    teacher: Teacher | None = None,
 ) -> Model:
     """Build this rank's part of the model.
 
@@ -39,6 +47,8 @@ def build_model(
         Padded size of the vocabulary.
     is_trained
         Whether there is memory for gradients; without it the model can only be evaluated.
+    teacher
+        The model that it learns from; None if there is none.
 
     Returns
     -------
@@ -47,12 +57,16 @@ def build_model(
     """
     check_device(settings, rank_context.device)
     seed_weights(settings.seed)
-    build = t5_chunks if settings.encoder else gpt_chunks
+    build = t5_chunks if settings.encoder else partial(gpt_chunks, kind=Student) if teacher else gpt_chunks
     config, chunks = build(settings, rank_context, vocabulary)
     chunks = [chunk.to(rank_context.device) for chunk in chunks]
     if rank_context.device.type == "cuda":
         for chunk in chunks:
             chunk.compute_language_model_loss = compute_loss
+    teachers = _load_teacher(settings, rank_context, teacher, vocabulary) if teacher else []
+    if settings.distillation and teacher:
+        tokens = teacher.description.vocabulary.size
+        config = attach_teachers(config, chunks, teachers, settings.distillation, tokens)
     if not is_trained:
         for chunk in chunks:
             chunk.requires_grad_(False)
@@ -72,8 +86,23 @@ def build_model(
         explain_uncompiled(settings, config, wrapped, rank_context.device) if is_trained else "not trained"
     )
     if uncompiled is None:
-        compile_layers(wrapped)
+        compile_layers([*wrapped, *teachers])
     return Model(wrapped, config, uncompiled)
+
+
+def _load_teacher(
+    settings: Settings, rank_context: RankContext, teacher: Teacher, vocabulary: int
+) -> list[Any]:
+    """Return this rank's chunks of a teacher, with its weights."""
+    plain = replace(settings, architecture=teacher.shape_for(settings), fp8=None, cpu_weights=False)
+    _, chunks = gpt_chunks(plain, rank_context, vocabulary)
+    if settings.precision == "bf16":
+        chunks = [chunk.bfloat16() for chunk in chunks]
+    chunks = [chunk.to(rank_context.device) for chunk in chunks]
+    state = {str(number): chunk.sharded_state_dict() for number, chunk in enumerate(chunks)}
+    layers = range(teacher.description.decoder.num_layers)
+    run_on_all_ranks(lambda: teacher.fill(state, layers))
+    return chunks
 
 
 def data_parallel_config(settings: Settings, device: Any) -> DistributedDataParallelConfig:

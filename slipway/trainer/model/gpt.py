@@ -15,8 +15,10 @@ from slipway.trainer.model.layers import stack_layers
 from slipway.trainer.model.transformer import transformer_config
 
 
-def gpt_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) -> tuple[Any, list[Any]]:
-    """Build this rank's chunks of a GPT: one, or several with virtual pipeline stages.
+def gpt_chunks(
+    settings: Settings, rank_context: RankContext, vocabulary: int, kind: type[GPTModel] = GPTModel
+) -> tuple[Any, list[Any]]:
+    """Build this rank's chunks of a GPT: one, or several with virtual pipeline stages, each of a `kind`.
 
     Returns
     -------
@@ -27,7 +29,7 @@ def gpt_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) -
     config = transformer_config(settings, shape, rank_context)
     stages = range(virtual) if virtual > 1 else [None]
     chunks = [
-        GPTModel(
+        kind(
             config=config,
             transformer_layer_spec=stack_layers(
                 shape, config, rank_context.device, settings.seed, "gpt", stage

@@ -22,7 +22,11 @@ _SIZES = (
 
 
 def model_flops(
-    architecture: Architecture, vocabulary: int, encoder: Architecture | None = None, causal: bool = False
+    architecture: Architecture,
+    vocabulary: int,
+    encoder: Architecture | None = None,
+    causal: bool = False,
+    teacher: Architecture | None = None,
 ) -> int:
     """Return the model FLOPs of one sample, forward and backward.
 
@@ -36,7 +40,12 @@ def model_flops(
         The encoder of a T5; a sample is then a pair of one input and one target sequence.
     causal
         Count the half of the scores that the causal attention of a GPT, or of a decoder, needs.
+    teacher
+        The GPT whose forward pass the GPT learns from: a third of the FLOPs that training it would take.
     """
+    if teacher is not None:
+        own = model_flops(architecture, vocabulary, encoder, causal)
+        return own + model_flops(teacher, vocabulary, causal=causal) // 3
     sizes = _sizes(architecture)
     if encoder is None:
         model = {**sizes, "encoder_seq_length": architecture.seq_length}

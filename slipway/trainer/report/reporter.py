@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from slipway.trainer.checkpoint.state import Progress
+from slipway.trainer.config.architecture import Architecture
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.device import measure_used_bytes
 from slipway.trainer.distributed import RankContext
@@ -60,14 +61,24 @@ class Reporter:
         This process; on every rank but 0 all methods do nothing.
     vocabulary
         Size of the padded vocabulary, which is that of the logits.
+    teacher
+        The shape of the model that it learns from, if any.
     """
 
-    def __init__(self, settings: Settings, rank_context: RankContext, vocabulary: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        rank_context: RankContext,
+        vocabulary: int,
+        teacher: Architecture | None = None,
+    ) -> None:
         self._settings = settings
         self._rank_context = rank_context
         self._recent: deque[float] = deque(maxlen=_WINDOW)
-        self._flops = model_flops(settings.architecture, vocabulary, settings.encoder)
-        self._causal_flops = model_flops(settings.architecture, vocabulary, settings.encoder, causal=True)
+        self._flops, self._causal_flops = (
+            model_flops(settings.architecture, vocabulary, settings.encoder, causal, teacher)
+            for causal in (False, True)
+        )
         self._peak = _peak(settings, rank_context)
         self._saved: Path | None = None
         self._metrics: MetricsFile | None = None

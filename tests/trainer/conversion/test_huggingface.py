@@ -296,7 +296,9 @@ def test_differences_are_named_by_their_keys(
     description = description_from_json(checkpoint.marker.model, "x")
     with pytest.raises(UserError, match=key):
         compatible.check_shapes(
-            "it", checkpoint, replace(description, decoder=replace(description.decoder, **changes))
+            "it",
+            checkpoint.marker.architecture,
+            replace(description, decoder=replace(description.decoder, **changes)),
         )
 
 
@@ -319,7 +321,7 @@ def test_the_keys_of_an_imported_model_make_the_same_model(
     keys = {f"model.{key}": value for key, value in model_keys(description.decoder).items()}
     shape = read_architecture(Values({**keys, "model.encoder_seq_length": 16}))
     rebuilt = replace(description, decoder=shape)
-    compatible.check_shapes("it", checkpoint, rebuilt)
+    compatible.check_shapes("it", checkpoint.marker.architecture, rebuilt)
     assert list(compatible.function_differences(description, rebuilt)) == []
 
 
@@ -327,7 +329,7 @@ def test_a_gpt_does_not_start_from_a_t5(converted_models: ConvertedModels) -> No
     checkpoint = store.open_named(converted_models.root / "t5" / "checkpoint")
     description = description_from_json(checkpoint.marker.model, "x")
     with pytest.raises(UserError, match="is a T5, and the run a GPT"):
-        compatible.check_shapes("it", checkpoint, replace(description, encoder=None))
+        compatible.check_shapes("it", checkpoint.marker.architecture, replace(description, encoder=None))
 
 
 def _copy_of(converted_models: ConvertedModels, tmp_path: Path, **options: Any) -> Path:
