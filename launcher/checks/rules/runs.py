@@ -143,6 +143,27 @@ def shard_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
             yield error(key, size, text, fix)
 
 
+@check(
+    "run.order",
+    "an intervention changes the order of the samples after its checkpoint alone",
+    "earlier.goes_on",
+)
+def order_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
+    """Find changes to the samples that the checkpoint was trained on.
+
+    Source: slipway/trainer/checkpoint/compatible.py.
+    """
+    past, values = earlier.rewritten, Values(plan.job.config or {})
+    if past is not None:
+        text = (
+            f"the checkpoint {past.checkpoint} was trained with {past.recorded} up to sample {past.consumed}"
+        )
+        fix = "keep that, and begin at this sample or later"
+        yield error(
+            past.key, values.raw(past.key), text, f"{fix}\nto go back: {full('resume.checkpoint')}=..."
+        )
+
+
 @check("run.singleton", "no other run's jobs have the same name, to wait for each other", "same_job_name")
 def singleton_problems(plan: Plan, same_job_name: Sequence[str]) -> Iterator[Finding]:
     """Find other runs with the same job name: Slurm's `singleton` looks at the name and the user alone."""
@@ -321,4 +342,11 @@ TIMES = (
     *(limit_problems, max_time_problems, length_problems, save_problems),
     *(requeue_problems, dependency_problems, resume_problems),
 )
-CHECKS = (python_problems, singleton_problems, training_problems, shard_problems, data_problems)
+CHECKS = (
+    python_problems,
+    singleton_problems,
+    training_problems,
+    shard_problems,
+    order_problems,
+    data_problems,
+)
