@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.checks.facts import Change, Facts, HostFacts, Interpreter, PathFacts, SubmissionFacts
+from launcher.checks.facts import (
+    Change,
+    Facts,
+    HostFacts,
+    Interpreter,
+    PathFacts,
+    RewrittenPast,
+    SubmissionFacts,
+)
 from launcher.checks.findings import Severity
 from launcher.slurm.cluster import ClusterFacts, Partition
 from tests.checks.cases import (
@@ -376,6 +384,13 @@ JOB_CASES = [
         facts=sharded_checkpoint("/r/step=5", 1, 1, 2),
     ),
     good("run.shards", {}, facts=sharded_checkpoint("/r/step=5", 1, 1, 1)),
+    bad(
+        "run.order",
+        {"resume.skip_samples": [[640, 960]]},
+        "training.resume.skip_samples=[[640, 960]]: the checkpoint step=5 was trained up to sample",
+        facts=earlier_training(rewritten=RewrittenPast("resume.skip_samples", [], 800, "step=5")),
+    ),
+    good("run.order", {}, facts=earlier_training()),
     bad(
         "path.image", {}, "container='/no/x': there is no such file", facts=missing_path("image", "container")
     ),

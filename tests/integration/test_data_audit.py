@@ -126,6 +126,9 @@ def audited_run(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Ite
             "training.trainer.max_steps=8",
             "training.resume.checkpoint=STEP4",
             "training.resume.data_generation=1",
+            # Step 5 begins with sample 16: the batches are of 4, and from sample 40 on of 8.
+            "training.resume.skip_samples=[[17,21]]",
+            "training.resume.data_weights=[[16,[1,2,0]],[28,[0,1,4]]]",
         ],
     ):
         (step4,) = [path.name for path in (directory / "results/audited/checkpoints").glob("*step=4-*")] or [
@@ -168,6 +171,46 @@ def test_the_command_counts_from_the_launch_that_trained_the_step(audited_run: A
         assert audited_run.tokens(answer) == audited_run.fed[launch][step - STEPS[launch].start]
 
 
+def test_passed_over_samples_and_changed_weights_are_proved(audited_run: AuditedRun) -> None:
+    answers = [audited_run.audit(step) for step in (5, 6, 7, 8)]
+    samples = [sample for answer in answers for sample in answer["samples"]]
+    assert [sample["sample"] for sample in samples] == [16, *range(21, 36)]
+    books, web, code = audited_run.documents
+    assert {sample["data_set"] for sample in samples if sample["sample"] < 28} == {books, web}
+    assert {sample["data_set"] for sample in samples if sample["sample"] >= 28} == {web, code}
+    windows = [(sample["data_set"], sample["window"]) for sample in samples]
+    assert len(set(windows)) == len(windows)
+    assert answers[-1]["skipped"] == [[17, 21]]
+    counts = {row["data_set"]: row for row in answers[-1]["data_sets"]}
+    assert sum(row["samples"] for row in counts.values()) == 36
+    assert sum(row["skipped"] for row in counts.values()) == 4 and counts[code]["skipped"] == 0
+    # The history that the checkpoint has is that of launch 1.
+    before = {row["data_set"]: row["samples"] for row in audited_run.audit(4)["data_sets"]}
+    now = {row["data_set"]: row["samples"] for row in answers[-1]["data_sets"]}
+    assert now[books] - before[books] == 4 and now[code] - before[code] > 5
+    command = [SLIPWAY, "data", "audit", "audited", "--step", "8"]
+    lines = run_command(*command, cwd=audited_run.directory).stdout.splitlines()
+    assert "passed over: samples 17 to 20" in lines
+    row = counts[books]
+    assert row["samples"] <= row["windows"]
+    passed = f"{row['skipped']} of them passed over"
+    assert (
+        f"books: {row['samples']} samples up to here of {row['windows']} windows, {passed}, none twice"
+        in lines
+    )
+
+
+def test_an_intervention_into_the_past_is_refused_before_it_is_launched(audited_run: AuditedRun) -> None:
+    command = [SLIPWAY, "resume", "audited", "training.resume.skip_samples=[[17,30]]"]
+    refusal = run_command(*command, cwd=audited_run.directory, check=2).stderr
+    assert "training.resume.skip_samples=[[17, 30]]: the checkpoint" in refusal
+    assert "was trained up to sample 36 with [[17, 21]] [run.order]" in refusal
+    # The trainer refuses it too.
+    command += ["training.trainer.max_steps=9", "--no-check=run.order", "--follow"]
+    done = run_command(*command, cwd=audited_run.directory, check=1)
+    assert "resume.skip_samples=[[17, 30]]: the checkpoint" in done.stdout + done.stderr
+
+
 def test_a_step_beyond_the_training_is_a_mistake(audited_run: AuditedRun) -> None:
     # Launch 1 was to end with step 6, launch 2 with 10, launch 3 with 8.
     refusal = run_command(
@@ -185,11 +228,12 @@ def test_the_table_names_sources_and_offsets(audited_run: AuditedRun) -> None:
     command = [SLIPWAY, "data", "audit", "audited", "--step", "2", "--sample", "0"]
     lines = run_command(*command, cwd=audited_run.directory).stdout.splitlines()
     assert lines[0] == "audited step 2: samples 4 to 7, epoch 0, data generation 0, launch 1"
+    assert [line.partition(":")[0] for line in lines[1:4]] == ["books", "web", "code"]
     (sample,) = audited_run.audit(2, "--sample", "0")["samples"]
     assert sum(piece["end"] - piece["first"] for piece in sample["pieces"]) == LENGTH + 1
-    assert lines[3].split() == ["SAMPLE", "DOCUMENT", "TOKENS", "DATA", "SET", "SOURCE", "OFFSET"]
-    assert len(lines) == 4 + len(sample["pieces"])
-    for line, piece in zip(lines[4:], sample["pieces"], strict=True):
+    assert lines[6].split() == ["SAMPLE", "DOCUMENT", "TOKENS", "DATA", "SET", "SOURCE", "OFFSET"]
+    assert len(lines) == 7 + len(sample["pieces"])
+    for line, piece in zip(lines[7:], sample["pieces"], strict=True):
         number, tokens = piece["document"], f"{piece['first']}-{piece['end'] - 1}"
         origin = ["-", "-"]
         if sample["data_set"] == prefix:
@@ -208,10 +252,10 @@ def test_the_text_is_that_of_the_tokens(audited_run: AuditedRun) -> None:
     lines = run_command(*command, cwd=audited_run.directory).stdout.splitlines()
     first = answer["samples"][0]["pieces"][0]
     tokens = f"tokens {first['first']}-{first['end'] - 1}"
-    assert lines[3].startswith(
+    assert lines[6].startswith(
         f"sample 3, {answer['samples'][0]['data_set']} document {first['document']}, {tokens}"
     )
-    assert lines[4] == f"    {first['text']}"
+    assert lines[7] == f"    {first['text']}"
 
 
 def test_data_that_changed_since_the_launch_are_reported(audited_run: AuditedRun) -> None:

@@ -155,13 +155,9 @@ def order_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
     """
     past, values = earlier.rewritten, Values(plan.job.config or {})
     if past is not None:
-        text = (
-            f"the checkpoint {past.checkpoint} was trained with {past.recorded} up to sample {past.consumed}"
-        )
-        fix = "keep that, and begin at this sample or later"
-        yield error(
-            past.key, values.raw(past.key), text, f"{fix}\nto go back: {full('resume.checkpoint')}=..."
-        )
+        text = f"{past.checkpoint} was trained up to sample {past.consumed} with {past.recorded}"
+        fix = f"keep that, and begin at this sample or later\nto go back: {full('resume.checkpoint')}=..."
+        yield error(past.key, values.raw(past.key), f"the checkpoint {text}", fix)
 
 
 @check("run.singleton", "no other run's jobs have the same name, to wait for each other", "same_job_name")

@@ -213,9 +213,9 @@ def check_past(checkpoint: Checkpoint, resume: Resume) -> None:
     key = find_rewritten(now, marker.resume, marker.consumed_samples)
     if key is not None:
         raise UserError(
-            f"resume.{key}={now[key]}: the checkpoint {checkpoint.path} was trained with "
-            f"{marker.resume.get(key, [])} up to sample {marker.consumed_samples}, which cannot be changed: "
-            "keep that, and begin at this sample or later; resume.checkpoint goes back to an earlier one"
+            f"resume.{key}={now[key]}: the checkpoint {checkpoint.path} was trained up to sample "
+            f"{marker.consumed_samples} with {marker.resume.get(key, [])}: keep that, and begin at "
+            "this sample or later; resume.checkpoint goes back to an earlier one"
         )
 
 

@@ -131,11 +131,11 @@ def audit(
         ``changed`` (the files that are not those of the launch), ``skipped``, ``data_sets`` and ``samples``.
         ``skipped`` are the ranges of samples that were passed over up to this step. Each of the
         ``data_sets`` has had ``samples`` up to this step, of which ``skipped`` were passed over: as long as
-        they are no more than its ``windows``, none was seen twice. Each of the ``samples`` has its number in
-        the run as ``sample``, its ``data_set`` and ``window`` there, and the ``pieces`` of documents that it
-        consists of: ``document`` from 0, ``first`` and ``end`` of the tokens within it, ``source`` and
-        ``offset`` where the data set has origins, and ``ids`` on request. Mock data have neither data sets
-        nor pieces.
+        they are no more than its ``windows``, none was seen twice. Each of the ``samples`` has its ``number``
+        in the batch and in the run, as ``sample``, its ``data_set`` and ``window`` there, and the ``pieces``
+        of documents that it consists of: ``document`` from 0, ``first`` and ``end`` of the tokens within it,
+        ``source`` and ``offset`` where the data set has origins, and ``ids`` on request. Mock data have
+        neither data sets nor pieces.
 
     Raises
     ------
@@ -155,7 +155,8 @@ def audit(
     }
     if settings.data.kind == "mock":
         mock: list[dict[str, Any]] = [
-            {"sample": n, "data_set": None, "window": n, "pieces": []} for n in samples
+            {"number": number, "sample": sample, "data_set": None, "window": sample, "pieces": []}
+            for number, sample in enumerate(samples)
         ]
         return {**result, "epoch": 0, "samples": mock}
     from slipway.trainer.checkpoint.store import split_rule
@@ -182,12 +183,11 @@ def audit(
     size = length if denoised_lengths(settings) else length + 1
     documents = [_Documents(prefix) for prefix in here]
     rows = []
-    for sample in samples:
+    for number, sample in enumerate(samples):
         member, window, first = source.place(order.window(sample))
         pieces = documents[member].pieces(first, size, with_tokens)
-        rows.append(
-            {"sample": sample, "data_set": str(names[member]), "window": window, "pieces": list(pieces)}
-        )
+        row = {"number": number, "sample": sample, "data_set": str(names[member]), "window": window}
+        rows.append({**row, "pieces": list(pieces)})
     result["changed"] = _changes(dict(zip(map(str, names), here, strict=True)), recorded)
     sizes = [source.windows] if isinstance(source, IndexedSource) else source.sizes
     result["data_sets"] = _count(order, names, sizes, result["skipped"], samples[-1] + 1)
