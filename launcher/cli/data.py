@@ -71,8 +71,8 @@ Print the documents of the global batch of a training step: data set, document, 
 the place in it. This is arithmetic on the configuration of the launch and the .idx files, for any step, done
 or to come: it needs neither a GPU nor torch, and starts no training.
 
-Each data set is listed with its samples up to the step: as long as they are no more than its windows, none
-was seen twice. What `training.resume.skip_samples` has passed over by then is listed too.
+What `training.resume.skip_samples` has passed over up to the step is listed too, and how often the windows of
+a data set have been shown at most. --json has the samples and windows of each.
 
 If several launches trained the step, the last one counts, because the model is the result of that one (after
 going back to an earlier checkpoint, say); --launch names another.
@@ -307,8 +307,7 @@ def _print(answer: dict[str, Any], *, with_text: bool) -> None:
         f"{answer['run']} step {answer['step']}: samples {answer['first_sample']:,} to "
         f"{answer['last_sample']:,}, epoch {answer['epoch']}, data generation {answer['data_generation']}, "
         f"launch {answer['launch']}{state}",
-        *(f"passed over: samples {begin:,} to {end - 1:,}" for begin, end in answer["skipped"]),
-        *_describe_history(answer["data_sets"]),
+        *_describe_history(answer),
         held if sets else "mock data: samples without documents",
         "",
     )
@@ -327,16 +326,20 @@ def _print(answer: dict[str, Any], *, with_text: bool) -> None:
         print_listing(("SAMPLE", "DOCUMENT", "TOKENS", "DATA SET", "SOURCE", "OFFSET"), rows, numbers=2)
 
 
-def _describe_history(data_sets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield for each data set how much of it the order has had up to the step."""
+def _describe_history(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the ranges that were passed over up to the step, and how often windows were shown."""
+    for first, end in answer["skipped"]:
+        yield f"passed over: samples {first:,} to {end - 1:,}"
+    data_sets = answer["data_sets"]
     names = [data_set["data_set"] for data_set in data_sets]
-    for data_set in data_sets:
-        seen, windows, skipped = (data_set[name] for name in ("samples", "windows", "skipped"))
-        epochs = -(-seen // windows)
-        often = "none twice" if epochs < 2 else f"each {epochs} times at most"
-        often = f"{skipped:,} of them passed over, {often}" if skipped else often
-        name = _name(data_set["data_set"], names)
-        yield f"{name}: {seen:,} samples up to here of {windows:,} windows, {often}"
+    epochs = [-(-data_set["samples"] // data_set["windows"]) for data_set in data_sets]
+    often = [
+        f"{_name(name, names)} {count} times at most"
+        for name, count in zip(names, epochs, strict=True)
+        if count > 1
+    ]
+    if data_sets:
+        yield f"up to here: {answer['last_sample'] + 1:,} samples, {', '.join(often) or 'none twice'}"
 
 
 def _name(prefix: str, sets: Sequence[str]) -> str:
