@@ -93,12 +93,12 @@ class ResumeNode(StrictModel):
     """
 
     checkpoint: Line | None = None
-    load_optimizer: bool | Literal["masters"] = True
+    load_optimizer: Literal[True, False, "masters"] = True
     lr_scale: float = Field(default=1.0, gt=0)
     lr_freeze_steps: Whole = Field(default=0, ge=0)
     data_generation: Whole = Field(default=0, ge=0)
     skip_samples: list[list[Whole]] = Field(default=[])
-    data_weights: list[list[Whole | list[float]]] = Field(default=[])
+    data_weights: list[list[Any]] = Field(default=[])
     trust_owner: Text | None = None
     accept_data: Line | None = None
 
