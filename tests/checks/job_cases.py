@@ -320,6 +320,14 @@ JOB_CASES = [
         "continues from its checkpoints",
         facts=earlier_training(Change("model.seed", 1, 2, False)),
     ),
+    warns(
+        "run.training",
+        {},
+        "training.model.data.data_prefix.train [1] → [2]",
+        "to change the mixture and repeat no sample: training.resume.data_weights=[[SAMPLE, [WEIGHT, ...]]]",
+        plan={"engine": "megatron"},
+        facts=earlier_training(Change("model.data.data_prefix.train", [1], [2], False)),
+    ),
     good("run.training", {}, facts=earlier_training()),
     warns(
         "run.training",

@@ -58,7 +58,9 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
         text = f"{launch} had other settings: {_changes_text(changes)}"
         if earlier.goes_on:
             text += "; this launch continues from its checkpoints"
-        yield warning(_RUN, plan.paths.run_name, text, _ELSEWHERE, _keys(changes))
+        yield warning(
+            _RUN, plan.paths.run_name, text, f"{_ELSEWHERE}{_suggest_weights(plan, changes)}", _keys(changes)
+        )
     if earlier.abandoned is not None:
         text = f"the NeMo launcher saved this run in {earlier.abandoned}, where this launch does not look"
         fix = f"mv -T {earlier.abandoned} {plan.paths.checkpoints}, to go on from there\n{_SEPARATE}"
@@ -68,6 +70,15 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
         text = f"nothing left to do: the run has a checkpoint of step {earlier.saved} already"
         yield warning(_STEPS, last, text, f"to continue: {full(_STEPS)}=... above {earlier.saved}")
     yield from _warn_moved_schedule(plan, earlier)
+
+
+def _suggest_weights(plan: Plan, changes: Sequence[Change]) -> str:
+    """Return the key that changes the mixture of our trainer's data without repeating samples, if unset."""
+    weights, values = "resume.data_weights", Values(plan.job.config or {})
+    is_mixed = any(change.key.startswith("model.data.data_prefix") for change in changes)
+    if not is_mixed or plan.job.engine != "megatron" or values.raw(weights):
+        return ""
+    return f"\nto change the mixture and repeat no sample: {full(weights)}=[[SAMPLE, [WEIGHT, ...]]]"
 
 
 def _warn_moved_schedule(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
