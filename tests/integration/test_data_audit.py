@@ -200,7 +200,9 @@ def test_passed_over_samples_and_changed_weights_are_proved(audited_run: Audited
 
 
 def test_an_intervention_into_the_past_is_refused_before_it_is_launched(audited_run: AuditedRun) -> None:
-    command = [SLIPWAY, "resume", "audited", "training.resume.skip_samples=[[17,30]]"]
+    # On from the newest checkpoint: one that is named would be gone back to again.
+    command = [SLIPWAY, "resume", "audited", "training.resume.checkpoint=null"]
+    command += ["training.resume.skip_samples=[[17,30]]"]
     refusal = run_command(*command, cwd=audited_run.directory, check=2).stderr
     assert "training.resume.skip_samples=[[17, 30]]: the checkpoint" in refusal
     assert "was trained up to sample 48 with [[17, 21]] [run.order]" in refusal
