@@ -150,6 +150,7 @@ MIXED = {"data_weights": [[10, [1, 3]], [40, [1, 1]]]}
         # A data set that was added since.
         ({"data_weights": [[10, [1, 3, 0]], [40, [1, 1, 2]]]}, MIXED, 40, None),
         ({"data_weights": [[10, [1, 3, 1]]]}, MIXED, 40, "data_weights"),
+        ({"data_weights": [[10, [3, 0]]]}, {"data_weights": [[10, [0, 3]]]}, 40, "data_weights"),
     ],
 )
 def test_the_samples_of_a_checkpoint_cannot_be_changed(

@@ -96,7 +96,7 @@ def samples_of_step(
         consumed = settings.samples_after(consumed)[-1] + 1
         steps -= 1
     if steps:
-        consumed = settings.resume.pass_over(consumed, steps * settings.global_batch - 1) + 1
+        consumed = settings.resume.pass_over(consumed, steps * settings.global_batch)
     return settings.samples_after(consumed)
 
 
