@@ -80,6 +80,18 @@ class SavedShards(NamedTuple):
     virtual: int
 
 
+class RewrittenPast(NamedTuple):
+    """A key that tells another past than the checkpoint from which our trainer would resume.
+
+    The checkpoint was trained with `recorded` up to sample `consumed`.
+    """
+
+    key: str
+    recorded: Any
+    consumed: int
+    checkpoint: str
+
+
 @dataclass(frozen=True, slots=True)
 class EarlierTraining:
     """The newest launch of the run, None if it was no training, compared with the planned one.
@@ -89,6 +101,7 @@ class EarlierTraining:
     since `data_since`, the checkpoint or the launch, each as old → new; `accept` is the value of
     `training.resume.accept_data` that accepts them, `accepted` the value that is set. Our trainer resumes
     from step `saved`; `shards` is that checkpoint if only some parallel sizes can load its optimizer states.
+    `rewritten` is a key that tells another past than that checkpoint.
     `steps` are `trainer.max_steps` before and now where they differ, `rate` the first step with another
     learning rate, with the rate before and now. `abandoned` are checkpoints of the run that the NeMo launcher
     made, and that no launch of ours would find.
@@ -106,6 +119,7 @@ class EarlierTraining:
     steps: tuple[int, int] | None = None
     rate: tuple[int, float, float] | None = None
     abandoned: str | None = None
+    rewritten: RewrittenPast | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -71,6 +71,9 @@ Print the documents of the global batch of a training step: data set, document, 
 the place in it. This is arithmetic on the configuration of the launch and the .idx files, for any step, done
 or to come: it needs neither a GPU nor torch, and starts no training.
 
+What `training.resume.skip_samples` has passed over up to the step is listed too, and how often the windows of
+a data set have been shown at most. --json has the samples and windows of each.
+
 If several launches trained the step, the last one counts, because the model is the result of that one (after
 going back to an earlier checkpoint, say); --launch names another.
 
@@ -294,22 +297,23 @@ def _add_texts(answer: dict[str, Any], resolver: PathResolver) -> None:
 
 
 def _print(answer: dict[str, Any], *, with_text: bool) -> None:
-    samples, first = answer["samples"], answer["first_sample"]
+    samples = answer["samples"]
     pieces = [(sample, piece) for sample in samples for piece in sample["pieces"]]
     documents = {(sample["data_set"], piece["document"]) for sample, piece in pieces}
     sets = sorted({sample["data_set"] for sample in samples if sample["data_set"]})
     state = "" if answer["trained"] else ", not trained yet"
-    last = first + answer["global_batch"] - 1
     held = f"{len(documents):,} documents of {', '.join(sets)}"
     print_lines(
-        f"{answer['run']} step {answer['step']}: samples {first:,} to {last:,}, epoch {answer['epoch']}, "
-        f"data generation {answer['data_generation']}, launch {answer['launch']}{state}",
+        f"{answer['run']} step {answer['step']}: samples {answer['first_sample']:,} to "
+        f"{answer['last_sample']:,}, epoch {answer['epoch']}, data generation {answer['data_generation']}, "
+        f"launch {answer['launch']}{state}",
+        *_describe_history(answer),
         held if sets else "mock data: samples without documents",
         "",
     )
     rows = []
     for sample, piece in pieces if sets else ():
-        number, tokens = sample["sample"] - first, f"{piece['first']}-{piece['end'] - 1}"
+        number, tokens = sample["number"], f"{piece['first']}-{piece['end'] - 1}"
         document, source = str(piece["document"]), escape(str(piece.get("source", "-")))
         if with_text:
             place = f", {piece['source']}:{piece['offset']}" if "source" in piece else ""
@@ -320,6 +324,22 @@ def _print(answer: dict[str, Any], *, with_text: bool) -> None:
         rows.append((str(number), document, tokens, name, source, offset))
     if sets and not with_text:
         print_listing(("SAMPLE", "DOCUMENT", "TOKENS", "DATA SET", "SOURCE", "OFFSET"), rows, numbers=2)
+
+
+def _describe_history(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the ranges that were passed over up to the step, and how often windows were shown."""
+    for first, end in answer["skipped"]:
+        yield f"passed over: samples {first:,} to {end - 1:,}"
+    data_sets = answer["data_sets"]
+    names = [data_set["data_set"] for data_set in data_sets]
+    epochs = [-(-data_set["samples"] // data_set["windows"]) for data_set in data_sets]
+    often = [
+        f"{_name(name, names)} {count} times at most"
+        for name, count in zip(names, epochs, strict=True)
+        if count > 1
+    ]
+    if data_sets:
+        yield f"up to here: {answer['last_sample'] + 1:,} samples, {', '.join(often) or 'none twice'}"
 
 
 def _name(prefix: str, sets: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -93,9 +93,12 @@ class ResumeNode(StrictModel):
     """
 
     checkpoint: Line | None = None
-    load_optimizer: bool = True
+    load_optimizer: Literal[True, False, "masters"] = True
     lr_scale: float = Field(default=1.0, gt=0)
+    lr_freeze_steps: Whole = Field(default=0, ge=0)
     data_generation: Whole = Field(default=0, ge=0)
+    skip_samples: list[list[Whole]] = Field(default=[])
+    data_weights: list[list[Any]] = Field(default=[])
     trust_owner: Text | None = None
     accept_data: Line | None = None
 

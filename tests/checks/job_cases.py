@@ -11,6 +11,7 @@ from launcher.checks.facts import (
     HostFacts,
     Interpreter,
     PathFacts,
+    RewrittenPast,
     SubmissionFacts,
 )
 from launcher.checks.findings import Severity
@@ -322,6 +323,14 @@ JOB_CASES = [
         "continues from its checkpoints",
         facts=earlier_training(Change("model.seed", 1, 2, False)),
     ),
+    warns(
+        "run.training",
+        {},
+        "training.model.data.data_prefix.train [1] → [2]",
+        "to change the mixture and repeat no sample: training.resume.data_weights=[[SAMPLE, [WEIGHT, ...]]]",
+        plan={"engine": "megatron"},
+        facts=earlier_training(Change("model.data.data_prefix.train", [1], [2], False)),
+    ),
     good("run.training", {}, facts=earlier_training()),
     warns(
         "run.training",
@@ -386,6 +395,13 @@ JOB_CASES = [
         facts=sharded_checkpoint("/r/step=5", 1, 1, 2),
     ),
     good("run.shards", {}, facts=sharded_checkpoint("/r/step=5", 1, 1, 1)),
+    bad(
+        "run.order",
+        {"resume.skip_samples": [[640, 960]]},
+        "training.resume.skip_samples=[[640, 960]]: the checkpoint step=5 was trained up to sample",
+        facts=earlier_training(rewritten=RewrittenPast("resume.skip_samples", [], 800, "step=5")),
+    ),
+    good("run.order", {}, facts=earlier_training()),
     bad(
         "path.image", {}, "container='/no/x': there is no such file", facts=missing_path("image", "container")
     ),

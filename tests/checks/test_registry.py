@@ -77,7 +77,7 @@ def test_errors_come_first() -> None:
     "ids",
     [
         ["layout.split_rank", "layout.experts", "layout.gpus", "memory.fits"],
-        ["job.python", "run.singleton", "run.training", "run.shards", "data.identity", "data.tokenizer"],
+        ["job.python", "run.singleton", "run.training", "run.shards", "run.order", "data.identity"],
         ["path.shared", "path.image", "image.fetch", "image.engine", "image.network", "space.checkpoints"],
     ],
 )

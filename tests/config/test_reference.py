@@ -42,7 +42,10 @@ OURS = {
     "restore_from_path",  # in the reference at the root of the families that are not GPT's
     *(
         f"resume.{key}"
-        for key in ("checkpoint", "load_optimizer", "lr_scale", "data_generation", "trust_owner")
+        for key in (
+            *("checkpoint", "load_optimizer", "lr_scale", "lr_freeze_steps", "data_generation"),
+            *("skip_samples", "data_weights", "trust_owner"),
+        )
     ),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +127,9 @@ def audited_run(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Ite
             "training.trainer.max_steps=8",
             "training.resume.checkpoint=STEP4",
             "training.resume.data_generation=1",
+            # Step 5 begins with sample 16.
+            "training.resume.skip_samples=[[17,21]]",
+            "training.resume.data_weights=[[16,[1,2,0]],[28,[0,1,4]]]",
         ],
     ):
         (step4,) = [path.name for path in (directory / "results/audited/checkpoints").glob("*step=4-*")] or [
@@ -168,6 +172,46 @@ def test_the_command_counts_from_the_launch_that_trained_the_step(audited_run: A
         assert audited_run.tokens(answer) == audited_run.fed[launch][step - STEPS[launch].start]
 
 
+def test_passed_over_samples_and_changed_weights_are_proved(audited_run: AuditedRun) -> None:
+    answers = [audited_run.audit(step) for step in (5, 6, 7, 8)]
+    samples = [sample for answer in answers for sample in answer["samples"]]
+    assert [sample["sample"] for sample in samples] == [16, *range(21, 48)]
+    books, web, code = audited_run.documents
+    assert {sample["data_set"] for sample in samples if sample["sample"] < 28} == {books, web}
+    assert {sample["data_set"] for sample in samples if sample["sample"] >= 28} == {web, code}
+    windows = Counter((sample["data_set"], sample["window"]) for sample in samples)
+    for row in answers[-1]["data_sets"]:
+        shown = [count for (name, _), count in windows.items() if name == row["data_set"]]
+        assert max(shown) <= -(-row["samples"] // row["windows"])
+    assert answers[-1]["skipped"] == [[17, 21]]
+    counts = {row["data_set"]: row for row in answers[-1]["data_sets"]}
+    assert sum(row["samples"] for row in counts.values()) == 48
+    assert sum(row["skipped"] for row in counts.values()) == 4 and counts[code]["skipped"] == 0
+    # The history that the checkpoint has is that of launch 1.
+    before = {row["data_set"]: row["samples"] for row in audited_run.audit(4)["data_sets"]}
+    now = {row["data_set"]: row["samples"] for row in answers[-1]["data_sets"]}
+    assert now[books] - before[books] == 4 and now[code] - before[code] > 5
+    command = [SLIPWAY, "data", "audit", "audited", "--step", "8"]
+    lines = run_command(*command, cwd=audited_run.directory).stdout.splitlines()
+    assert "passed over: samples 17 to 20" in lines
+    epochs = -(-counts[web]["samples"] // counts[web]["windows"])
+    assert counts[books]["samples"] <= counts[books]["windows"] and epochs > 1
+    assert f"up to here: 48 samples, web {epochs} times at most" in lines
+
+
+def test_an_intervention_into_the_past_is_refused_before_it_is_launched(audited_run: AuditedRun) -> None:
+    # On from the newest checkpoint: one that is named would be gone back to again.
+    command = [SLIPWAY, "resume", "audited", "training.resume.checkpoint=null"]
+    command += ["training.resume.skip_samples=[[17,30]]"]
+    refusal = run_command(*command, cwd=audited_run.directory, check=2).stderr
+    assert "training.resume.skip_samples=[[17, 30]]: the checkpoint" in refusal
+    assert "was trained up to sample 48 with [[17, 21]] [run.order]" in refusal
+    # The trainer refuses it too.
+    command += ["training.trainer.max_steps=9", "--no-check=run.order", "--follow"]
+    done = run_command(*command, cwd=audited_run.directory, check=1)
+    assert "resume.skip_samples=[[17, 30]]: the checkpoint" in done.stdout + done.stderr
+
+
 def test_a_step_beyond_the_training_is_a_mistake(audited_run: AuditedRun) -> None:
     # Launch 1 was to end with step 6, launch 2 with 10, launch 3 with 8.
     refusal = run_command(
@@ -185,11 +229,12 @@ def test_the_table_names_sources_and_offsets(audited_run: AuditedRun) -> None:
     command = [SLIPWAY, "data", "audit", "audited", "--step", "2", "--sample", "0"]
     lines = run_command(*command, cwd=audited_run.directory).stdout.splitlines()
     assert lines[0] == "audited step 2: samples 4 to 7, epoch 0, data generation 0, launch 1"
+    assert lines[1] == "up to here: 8 samples, none twice"
     (sample,) = audited_run.audit(2, "--sample", "0")["samples"]
     assert sum(piece["end"] - piece["first"] for piece in sample["pieces"]) == LENGTH + 1
-    assert lines[3].split() == ["SAMPLE", "DOCUMENT", "TOKENS", "DATA", "SET", "SOURCE", "OFFSET"]
-    assert len(lines) == 4 + len(sample["pieces"])
-    for line, piece in zip(lines[4:], sample["pieces"], strict=True):
+    assert lines[4].split() == ["SAMPLE", "DOCUMENT", "TOKENS", "DATA", "SET", "SOURCE", "OFFSET"]
+    assert len(lines) == 5 + len(sample["pieces"])
+    for line, piece in zip(lines[5:], sample["pieces"], strict=True):
         number, tokens = piece["document"], f"{piece['first']}-{piece['end'] - 1}"
         origin = ["-", "-"]
         if sample["data_set"] == prefix:
@@ -208,10 +253,10 @@ def test_the_text_is_that_of_the_tokens(audited_run: AuditedRun) -> None:
     lines = run_command(*command, cwd=audited_run.directory).stdout.splitlines()
     first = answer["samples"][0]["pieces"][0]
     tokens = f"tokens {first['first']}-{first['end'] - 1}"
-    assert lines[3].startswith(
+    assert lines[4].startswith(
         f"sample 3, {answer['samples'][0]['data_set']} document {first['document']}, {tokens}"
     )
-    assert lines[4] == f"    {first['text']}"
+    assert lines[5] == f"    {first['text']}"
 
 
 def test_data_that_changed_since_the_launch_are_reported(audited_run: AuditedRun) -> None:

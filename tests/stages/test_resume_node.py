@@ -19,12 +19,21 @@ def written_config(*overrides: str) -> dict[str, Any]:
 
 
 def test_our_trainer_gets_resume() -> None:
-    overrides = ["training.resume.checkpoint='m-step=2'", "training.resume.lr_scale=0.5"]
+    overrides = [
+        "training.resume.checkpoint='m-step=2'",
+        "training.resume.lr_scale=0.5",
+        "training.resume.load_optimizer=masters",
+        "training.resume.skip_samples=[[640,960]]",
+        "training.resume.data_weights=[[960,[0.7,1]]]",
+    ]
     assert written_config("engine=megatron", *overrides)["resume"] == {
         "checkpoint": "m-step=2",
-        "load_optimizer": True,
+        "load_optimizer": "masters",
         "lr_scale": 0.5,
+        "lr_freeze_steps": 0,
         "data_generation": 0,
+        "skip_samples": [[640, 960]],
+        "data_weights": [[960, [0.7, 1.0]]],
         "trust_owner": None,
     }
     assert (
@@ -46,3 +55,7 @@ def test_resume_node_is_read_strictly() -> None:
         written_config("engine=megatron", "+training.resume.lr_scal=0.5")
     with pytest.raises(UserError, match=r"training\.resume\.lr_scale"):
         written_config("engine=megatron", "training.resume.lr_scale=0")
+    with pytest.raises(UserError, match=r"(?s)training\.resume\.load_optimizer=.*masters"):
+        written_config("engine=megatron", "training.resume.load_optimizer=master")
+    with pytest.raises(UserError, match=r"training\.resume\.skip_samples"):
+        written_config("engine=megatron", "training.resume.skip_samples=[640,960]")

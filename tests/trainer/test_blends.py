@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from slipway.common.errors import UserError
 from slipway.trainer.config.data import Blend, read_data
+from slipway.trainer.config.resume import Resume
 from slipway.trainer.config.values import Values
 from slipway.trainer.data.batches import Batch, GPTBatchBuilder, Resets
 from slipway.trainer.data.heldout import heldout_windows
@@ -213,7 +214,7 @@ def _steps(source: Any, batches: list[int], ranks: int, micro: int, consumed: in
         parts = []
         for rank in range(ranks):
             # Each rank makes everything anew from the seed and the number of consumed samples.
-            order = make_order(source, 1234, 1)
+            order = make_order(source, 1234, Resume(data_generation=1))
             builder = GPTBatchBuilder(5000, 0, micro, torch.device("cpu"), resets)
             share = rank_share(consumed, batch, rank, ranks)
             windows: list[int | None] = [order.window(sample) for sample in share]

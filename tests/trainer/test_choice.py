@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from slipway.arithmetic.interventions import DEFAULTS
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.choice import Choice, Chooser
 from slipway.trainer.checkpoint.store import Checkpoint, begin, finish, sync_part
@@ -112,10 +114,32 @@ def test_latest_points_at_the_newest_checkpoint(saving: Saving) -> None:
         ("checkpoint", ".unfinished-m-step=1-0a", "name or the absolute path"),
         ("checkpoint", 3, "non-empty string"),
         ("load_optimizer", "no", "True or False"),
-        ("lr_scale", 0, "above 0"),
+        ("load_optimizer", "moments", "masters for the fp32 weights"),
+        ("lr_scale", 0, "above 0; resume.lr_freeze_steps"),
         ("lr_scale", -1, "at least 0"),
         ("data_generation", -1, "at least 0"),
         ("data_generation", 0.5, "whole number"),
+        ("lr_freeze_steps", -1, "at least 0"),
+        *(
+            ("skip_samples", value, "such as [[640, 960]]")
+            for value in ([640, 960], "640", [[640]], [[960, 640]], [[5, 5]], [[-1, 4]], [[0, 4], [3, 9]])
+        ),
+        *(("skip_samples", [[first, 960]], "ascending") for first in (True, 1.0, "1", 2**63)),
+        *(
+            ("data_weights", value, "such as [[640, [0.7, 0.3]]]")
+            for value in (
+                640,
+                [[640]],
+                [[640, 0.7]],
+                [[0, [1, 1]]],
+                [[9, [1]], [9, [2]]],
+                [[9, [1]], [8, [2]]],
+            )
+        ),
+        *(
+            ("data_weights", [[640, weights]], "at least 0, and one above")
+            for weights in ([], [0, 0], [1, -1], [1, "1"], [1, True], [1, float("inf")], [1, float("nan")])
+        ),
     ],
 )
 def test_invalid_values_are_refused(key: str, value: object, message: str) -> None:
@@ -133,6 +157,21 @@ def test_the_node_may_be_left_out_or_null() -> None:
     assert read_resume(Values({})) == Resume()
     nothing = dict.fromkeys(asdict(Resume()))
     assert read_resume(Values({f"resume.{key}": value for key, value in nothing.items()})) == Resume()
-    values = {"checkpoint": "m-step=1", "load_optimizer": False, "lr_scale": "5e-1", "data_generation": 1}
-    flat = {f"resume.{key}": value for key, value in values.items()}
-    assert read_resume(Values({**flat, **CONTINUES})) == Resume("m-step=1", False, 0.5, 1)
+    values = {
+        "checkpoint": "m-step=1",
+        "load_optimizer": "masters",
+        "lr_scale": "5e-1",
+        "lr_freeze_steps": 3,
+        "data_generation": 1,
+        "skip_samples": [[0, 4], [4, 9]],
+        "data_weights": [[9, [1, 0.5]], [20, [0, 1]]],
+    }
+    resume = read_resume(Values({**{f"resume.{key}": value for key, value in values.items()}, **CONTINUES}))
+    ranges, weights = ((0, 4), (4, 9)), ((9, (1, 0.5)), (20, (0, 1)))
+    assert resume == Resume("m-step=1", "masters", 0.5, 3, 1, ranges, weights)
+    # A marker holds it as JSON.
+    assert resume.record() == json.loads(json.dumps(resume.record())) == {**values, "lr_scale": 0.5}
+
+
+def test_the_defaults_are_those_with_which_markers_are_compared() -> None:
+    assert Resume().record() == DEFAULTS

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from slipway.trainer.checkpoint.tensor_files import TensorFiles
 from tests.trainer.ranks import Run
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
@@ -30,6 +32,12 @@ def start(trainings: Any, pool: Any, name: str, directory: Path, changes: dict[s
 def numbers(run: Run) -> dict[int, tuple[float, float, float]]:
     assert run.end() == [0], run.output()
     return {line["step"]: (line["loss"], line["grad_norm"], line["lr"]) for line in run.lines("train")}
+
+
+def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint, the weights and the optimizer's states."""
+    with TensorFiles(checkpoint) as files:
+        return {name: files.read(name) for name in files.tensors()}
 
 
 def names(directory: Path) -> set[str]:
@@ -60,7 +68,11 @@ def test_training_goes_back_to_an_earlier_checkpoint_and_continues(
         start(trainings, pool, name, tmp_path / name, {**from_there, **changes})
         for name, changes in {
             "fresh_optimizer": {"resume.load_optimizer": False},
-            "other_data": {"resume.lr_scale": 0.5, "resume.data_generation": 1},
+            "other_data": {
+                "resume.lr_scale": 0.5,
+                "resume.data_generation": 1,
+                "resume.skip_samples": [[16, 24], [27, 29]],
+            },
         }.items()
     )
     values = numbers(fresh)
@@ -71,6 +83,38 @@ def test_training_goes_back_to_an_earlier_checkpoint_and_continues(
     values = numbers(other)
     assert [values[step][2] for step in (3, 4)] == [0.5 * base[step][2] for step in (3, 4)]
     assert values[3][0] != base[3][0]
+    assert [line["consumed_samples"] for line in other.lines("train")] == [34, 42]
+
+
+def test_the_rate_is_0_for_a_while_and_an_intervention_is_undone(
+    trainings: Any, pool: Any, tmp_path: Path
+) -> None:
+    precision = {"trainer.precision": "bf16", "model.megatron_amp_O2": True}
+    directory = tmp_path / "saved"
+    base = numbers(start(trainings, pool, "undisturbed", directory, precision))
+    third_way = {
+        **precision,
+        "resume.checkpoint": "m-step=2",
+        "resume.lr_freeze_steps": 3,
+        "resume.load_optimizer": "masters",
+    }
+    values = {}
+    # The steps with the rate 0 are counted from the intervention, over launches.
+    for last in (3, 6):
+        run = start(trainings, pool, f"third_way_{last}", directory, {**third_way, "trainer.max_steps": last})
+        values |= numbers(run)
+        assert "the learning rate is 0 up to step 5" in run.output()
+    rates = {step: rate for step, (_, _, rate) in values.items()}
+    assert rates == {3: 0.0, 4: 0.0, 5: 0.0, 6: base[6][2]}
+    # The model sees the batches that it saw before.
+    assert values[3][0] == base[3][0]
+    before, frozen = tensors(directory / "m-step=2"), tensors(directory / "m-step=4-v1")
+    moments = {name for name in before if "exp_avg" in name}
+    assert moments and moments < set(before)
+    for name, tensor in before.items():
+        assert torch.equal(tensor, frozen[name]) == (name not in moments), name
+    undone = start(trainings, pool, "undone", directory, {**precision, "resume.checkpoint": "m-step=2"})
+    assert numbers(undone) == {step: base[step] for step in (3, 4, 5, 6)}
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(trainings: Any, pool: Any, tmp_path: Path) -> None:

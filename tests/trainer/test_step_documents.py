@@ -32,7 +32,7 @@ def test_documents_of_a_t5_are_the_sources_of_its_spans(configuration: Configura
     lengths = denoised_lengths(settings)
     assert lengths is not None and lengths.raw > SEQ_LENGTH - 8
     source = open_training(settings.data, find_indices(settings.data, heldout=False), lengths.raw)
-    order = make_order(source, settings.seed)
+    order = make_order(source, settings.seed, settings.resume)
     answer = audit(settings, 3, with_tokens=True)
     assert [sample["sample"] for sample in answer["samples"]] == list(range(16, 24))
     for sample in answer["samples"]:

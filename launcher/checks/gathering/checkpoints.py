@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from launcher.checks.facts import MissingPath, SavedShards
+from launcher.checks.facts import MissingPath, RewrittenPast, SavedShards
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_there
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
@@ -22,9 +22,11 @@ from launcher.file_systems import mount_of
 from launcher.runs.trained import (
     MarkedCheckpoint,
     find_marked_checkpoints,
+    node,
     read_marked_checkpoint,
     read_model_sizes,
 )
+from slipway.arithmetic.interventions import DEFAULTS, find_rewritten, was_made
 from slipway.common.files import read_bytes, read_int, read_json, read_text
 from slipway.common.node.checkpoints import MARKER, TRACKER
 from slipway.common.owners import why_untrusted
@@ -51,8 +53,6 @@ _RANKS = ("mp_rank_00", "tp_rank_00_pp_rank_000")
 # The format that slipway/trainer/checkpoint/compatible.py refuses under other sizes, and those sizes.
 _SHARDED = "dp_reshardable"
 _SHARDS = ("tensor", "pipeline", "virtual_pipeline")
-# The trainer's defaults for facts that markers of earlier versions omit.
-_RESUME = {"checkpoint": None, "load_optimizer": True, "lr_scale": 1.0, "data_generation": 0}
 
 
 def checkpoint_directory(resolver: PathResolver) -> Path | None:
@@ -236,9 +236,26 @@ def _find_foreign(key: str, values: Values, chosen: Sequence[MarkedCheckpoint]) 
 
 def _was_made(values: Values, checkpoint: MarkedCheckpoint) -> bool:
     """Return True if a checkpoint comes after this way to resume."""
-    recorded, resume = checkpoint.content.get("resume"), values.node("resume") or {}
-    settings = {name: value for name, value in resume.items() if name in _RESUME}
-    return isinstance(recorded, dict) and {**_RESUME, **settings} == {**_RESUME, **recorded}
+    recorded = checkpoint.content.get("resume")
+    return isinstance(recorded, dict) and was_made(_changes(values), recorded)
+
+
+def _changes(values: Values) -> dict[str, Any]:
+    return {name: value for name, value in (values.node("resume") or {}).items() if name in DEFAULTS}
+
+
+def find_rewritten_past(values: Values, checkpoint: MarkedCheckpoint) -> RewrittenPast | None:
+    """Return the first key that tells another past than the checkpoint that the training resumes from."""
+    recorded, consumed = node(checkpoint.content, "resume"), checkpoint.content.get("consumed_samples")
+    if not isinstance(consumed, int):
+        return None
+    try:
+        key = find_rewritten(_changes(values), recorded, consumed)
+    except (TypeError, ValueError):
+        return None  # a value that `engine.megatron` refuses
+    if key is None:
+        return None
+    return RewrittenPast(f"resume.{key}", recorded.get(key, []), consumed, checkpoint.path.name)
 
 
 def _suggest_near(path: Path, names: list[str], directory: Path | None) -> str:

@@ -74,7 +74,8 @@ def compare_earlier_training(draft: Draft) -> EarlierTraining | None:
         return earlier
     chosen = checkpoints.choose_checkpoint(resolver) if plan.job.engine == "megatron" else None
     saved, shards = chosen.step if chosen is not None else None, checkpoints.read_saved_shards(resolver)
-    earlier = replace(earlier, saved=saved, shards=shards, **_schedule(resolver, paths))
+    rewritten = checkpoints.find_rewritten_past(resolver.values, chosen) if chosen is not None else None
+    earlier = replace(earlier, saved=saved, shards=shards, rewritten=rewritten, **_schedule(resolver, paths))
     known, since = _read_trained_data(resolver, manifest)
     answer = ask_identity(draft, known) if known else None
     if answer is not None:

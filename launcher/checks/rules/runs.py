@@ -59,7 +59,9 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
         text = f"{launch} had other settings: {_changes_text(changes)}"
         if earlier.goes_on:
             text += "; this launch continues from its checkpoints"
-        yield warning(_RUN, plan.paths.run_name, text, _ELSEWHERE, _keys(changes))
+        yield warning(
+            _RUN, plan.paths.run_name, text, f"{_ELSEWHERE}{_suggest_weights(plan, changes)}", _keys(changes)
+        )
     if earlier.abandoned is not None:
         text = f"the NeMo launcher saved this run in {earlier.abandoned}, where this launch does not look"
         fix = f"mv -T {earlier.abandoned} {plan.paths.checkpoints}, to go on from there\n{_SEPARATE}"
@@ -69,6 +71,15 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
         text = f"nothing left to do: the run has a checkpoint of step {earlier.saved} already"
         yield warning(_STEPS, last, text, f"to continue: {full(_STEPS)}=... above {earlier.saved}")
     yield from _warn_moved_schedule(plan, earlier)
+
+
+def _suggest_weights(plan: Plan, changes: Sequence[Change]) -> str:
+    """Return the key that changes the mixture of our trainer's data without repeating samples, if unset."""
+    weights, values = "resume.data_weights", Values(plan.job.config or {})
+    is_mixed = any(change.key.startswith("model.data.data_prefix") for change in changes)
+    if not is_mixed or plan.job.engine != "megatron" or values.raw(weights):
+        return ""
+    return f"\nto change the mixture and repeat no sample: {full(weights)}=[[SAMPLE, [WEIGHT, ...]]]"
 
 
 def _warn_moved_schedule(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
@@ -142,6 +153,23 @@ def shard_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
                 f"{full(key)}={saved}\nthe weights alone: {full('resume.load_optimizer')}=False"
             )
             yield error(key, size, text, fix)
+
+
+@check(
+    "run.order",
+    "an intervention changes the order of the samples after its checkpoint alone",
+    "earlier.goes_on",
+)
+def order_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
+    """Find changes to the samples that the checkpoint was trained on.
+
+    Source: slipway/trainer/checkpoint/compatible.py.
+    """
+    past, values = earlier.rewritten, Values(plan.job.config or {})
+    if past is not None:
+        text = f"{past.checkpoint} was trained up to sample {past.consumed} with {past.recorded}"
+        fix = f"keep that, and begin at this sample or later\nto go back: {full('resume.checkpoint')}=..."
+        yield error(past.key, values.raw(past.key), f"the checkpoint {text}", fix)
 
 
 @check("run.singleton", "no other run's jobs have the same name, to wait for each other", "same_job_name")
@@ -348,4 +376,11 @@ TIMES = (
     *(limit_problems, max_time_problems, length_problems, save_problems),
     *(requeue_problems, dependency_problems, resume_problems, exclude_file_problems),
 )
-CHECKS = (python_problems, singleton_problems, training_problems, shard_problems, data_problems)
+CHECKS = (
+    python_problems,
+    singleton_problems,
+    training_problems,
+    shard_problems,
+    order_problems,
+    data_problems,
+)

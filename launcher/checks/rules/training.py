@@ -241,12 +241,13 @@ def prefix_problems(values: Values, engine: str) -> Iterator[Finding]:
             text = "expected the splits train, validation and test"
             yield error(f"{_PREFIX}.{split}", value[split], text, _FORMS)
     for key, prefixes in named.items():
-        wrong = _find_fault(prefixes)
+        wrong = _find_fault(prefixes, may_wait=bool(values.raw("resume.data_weights")))
         if wrong is not None:
             yield error(key, prefixes, wrong, _FORMS)
 
 
-def _find_fault(value: Any) -> str | None:
+def _find_fault(value: Any, *, may_wait: bool) -> str | None:
+    """Return what is wrong with a blend; with `may_wait` data sets may have the weight 0 at first."""
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list):
         return "expected a list of prefixes"
@@ -259,7 +260,9 @@ def _find_fault(value: Any) -> str | None:
         return None
     if [weight is not None for weight in weights] != [True, False] * (len(names) // 2):
         return "weights and prefixes do not come in pairs"
-    if not all(is_number(weight) and weight > 0 for weight in weights[::2] if weight is not None):
+    numbers = [weight for weight in weights[::2] if weight is not None]
+    numbers = [weight for weight in numbers if weight] if may_wait and any(numbers) else numbers
+    if not all(is_number(weight) and weight > 0 for weight in numbers):
         return "a weight is not above 0; leave out data that is not wanted"
     return None
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from slipway.common.errors import UserError, suggest
 from slipway.common.owners import why_untrusted
@@ -26,14 +27,14 @@ class Choice:
     Attributes
     ----------
     load_optimizer
-        Whether the optimizer's states are taken over too.
+        Whether the optimizer's states are taken over too; ``masters`` are its fp32 weights alone.
     is_branch
         Whether the training goes on from an earlier point: its new checkpoints must be distinguished from
         those that it saved on its first way from there.
     """
 
     checkpoint: Checkpoint
-    load_optimizer: bool
+    load_optimizer: bool | Literal["masters"]
     is_branch: bool
 
 
@@ -105,10 +106,10 @@ class Chooser:
             LOGGER.info("%s=%s: going back to step %d", _KEY, resume.checkpoint, checkpoint.marker.step)
         if checkpoint is None:
             return None
-        if not resume.load_optimizer:
-            LOGGER.info(
-                "resume.load_optimizer=False: the optimizer starts anew at step %d", checkpoint.marker.step
-            )
+        if resume.load_optimizer is not True:
+            what = "Adam's moments start" if resume.load_optimizer else "the optimizer starts"
+            step = checkpoint.marker.step
+            LOGGER.info("resume.load_optimizer=%s: %s anew at step %d", resume.load_optimizer, what, step)
         return Choice(checkpoint, resume.load_optimizer, is_branch=resume.checkpoint is not None)
 
     def _tidy(self, newest: Checkpoint | None, torn: Mapping[Path, str]) -> None:

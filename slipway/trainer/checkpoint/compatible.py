@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from slipway.arithmetic.interventions import find_rewritten
 from slipway.common.errors import UserError
 from slipway.trainer.checkpoint.choice import Choice
 from slipway.trainer.checkpoint.description import Description
@@ -15,6 +16,7 @@ from slipway.trainer.checkpoint.marker import DP_RESHARDABLE, NOT_SHARDED
 from slipway.trainer.checkpoint.store import Checkpoint
 from slipway.trainer.config.architecture import ROWS, Architecture
 from slipway.trainer.config.layout import Layout
+from slipway.trainer.config.resume import Resume
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.data import identity
 from slipway.trainer.data.identity import Identity
@@ -197,6 +199,24 @@ def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> 
     old, new = identity.find_renamed(trained_on, data) if trained_on else ([], [])
     if old or new:
         LOGGER.warning("the data changed: %s → %s", ", ".join(old) or "none", ", ".join(new) or "none")
+
+
+def check_past(checkpoint: Checkpoint, resume: Resume) -> None:
+    """Check that an intervention begins after the samples that a checkpoint was trained on.
+
+    Raises
+    ------
+    UserError
+        If the arithmetic on it would not give the samples that were trained on.
+    """
+    marker, now = checkpoint.marker, resume.record()
+    key = find_rewritten(now, marker.resume, marker.consumed_samples)
+    if key is not None:
+        raise UserError(
+            f"resume.{key}={now[key]}: the checkpoint {checkpoint.path} was trained up to sample "
+            f"{marker.consumed_samples} with {marker.resume.get(key, [])}: keep that, and begin at "
+            "this sample or later; resume.checkpoint goes back to an earlier one"
+        )
 
 
 def is_laid_out_as(checkpoint: Checkpoint, layout: Layout) -> bool:

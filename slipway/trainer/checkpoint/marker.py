@@ -43,6 +43,8 @@ class Marker:
         another, and so has one that goes back to an earlier checkpoint.
     resume
         The ``resume`` node with which it was trained: the intervention that it comes after.
+    intervention_step
+        The step after which that intervention was made; 0 without one.
     serial
         Counts the checkpoints of a directory upwards.
     files
@@ -75,6 +77,7 @@ class Marker:
     metrics: dict[str, float] = field(default_factory=dict)
     training: str = ""
     resume: dict[str, Any] = field(default_factory=dict)
+    intervention_step: int = 0
     serial: int = 0
     files: dict[str, int] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
@@ -140,12 +143,12 @@ def _format_checksum(text: str) -> str:
 
 def _is_well_formed(marker: Marker) -> bool:
     """Return whether the values have the types that the code relies on."""
-    numbers = (marker.step, marker.consumed_samples, marker.serial, *_values(marker.files))
+    numbers = (marker.step, marker.consumed_samples, marker.intervention_step, marker.serial)
     mappings = (
         *(marker.architecture, marker.model, marker.metrics),
         *(marker.resume, marker.files, marker.checksums, marker.configuration),
     )
-    return all(type(number) is int for number in numbers) and all(
+    return all(type(number) is int for number in (*numbers, *_values(marker.files))) and all(
         isinstance(mapping, dict) for mapping in mappings
     )
 

@@ -123,6 +123,8 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
     if choice.load_optimizer:
         with torch.no_grad():
             optimizer.load_state_dict(state["optimizer"])
+        if choice.load_optimizer == "masters":
+            _reset_moments(optimizer)
     else:
         # The masters, where there are any, come from the weights.
         optimizer.reload_model_params()
@@ -136,6 +138,19 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
                 "on another kind of device" if continues else "with other parallel sizes",
             )
     return Progress(state["step"], state["consumed_samples"])
+
+
+def _reset_moments(optimizer: Any) -> None:
+    """Set Adam's moments to 0, and the step counts by which their bias is corrected."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for state in part.optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq", "step"):
+                if name in state:
+                    state[name].zero_()
+        for group in part.optimizer.param_groups:
+            # Transformer Engine's and Apex' fused Adam count here.
+            if "step" in group:
+                group["step"] = 0 * group["step"]
 
 
 def load_weights(checkpoint: Path, model: Model) -> None:

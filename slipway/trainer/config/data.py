@@ -17,6 +17,7 @@ from slipway.trainer.config.values import Values
 
 _PREFIX = "model.data.data_prefix"
 _ACCEPTED = "resume.accept_data"
+_LATER = "resume.data_weights"
 _FORMS = (
     "[prefix], [prefix, prefix, ...] or [weight, prefix, weight, prefix, ...], "
     "where a prefix names a .bin and an .idx file"
@@ -132,8 +133,10 @@ def _blend(values: Values, key: str) -> Blend:
         return Blend(tuple(_path(values, key, item) for item in items), None)
     if len(items) % 2 or any((number is None) != bool(at % 2) for at, number in enumerate(numbers)):
         values.fail(key, f"weights and prefixes in pairs, or no weights: {_FORMS}")
-    weights = numbers[::2]
-    if not all(number is not None and math.isfinite(number) and number > 0 for number in weights):
+    weights = [number for number in numbers[::2] if number is not None]
+    # A data set that resume.data_weights adds has no samples before.
+    positive = filter(None, weights) if values.raw(_LATER) and any(weights) else weights
+    if not all(math.isfinite(weight) and weight > 0 for weight in positive):
         values.fail(key, "weights above 0; leave a data set that is not wanted out of the list")
     # As written, not as a binary float: 0.1 is a tenth.
     exact = tuple(Fraction(Decimal(str(item))) for item in items[::2])

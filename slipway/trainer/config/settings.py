@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from slipway.trainer.config.optimization import Optimization, read_optimization
 from slipway.trainer.config.parallel import Overlap, Parallel, Timeouts, read_overlap, read_parallel
 from slipway.trainer.config.profiling import Profiling, read_profiling
 from slipway.trainer.config.rampup import Rampup, read_rampup
-from slipway.trainer.config.resume import Resume, read_resume
+from slipway.trainer.config.resume import Resume, check_data_weights, read_resume
 from slipway.trainer.config.rows import COUNT, OFF, ON, SIZE, Reader, Row, optional, path, read_rows, rows_of
 from slipway.trainer.config.saving import Saving, read_saving
 from slipway.trainer.config.t5 import Denoising, is_t5, read_denoising, read_stacks
@@ -183,6 +183,14 @@ class Settings:
         """Return the global batch of the step before which so many samples were consumed."""
         return self.rampup(consumed_samples) if self.rampup else self.global_batch
 
+    def samples_after(self, consumed_samples: int) -> Sequence[int]:
+        """Return the samples of that step, in their order, without those that are passed over."""
+        batch, resume = self.batch_after(consumed_samples), self.resume
+        first, last = (resume.pass_over(consumed_samples, count) for count in (0, batch - 1))
+        if last - first < batch:
+            return range(first, last + 1)
+        return [resume.pass_over(consumed_samples, count) for count in range(batch)]
+
 
 def read_settings(flat: Mapping[str, Any]) -> Settings:
     """Turn dotted keys into settings.
@@ -197,16 +205,18 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
     t5, output = is_t5(flat), read_rows(Output, values)
     ranks = own["nodes"] * own["devices"] if own["nodes"] and own["devices"] else None
     encoder, architecture = read_stacks(values) if t5 else (None, read_architecture(values))
+    data, resume = read_data(values, t5), read_resume(values)
+    check_data_weights(resume, values, data)
     return Settings(
         architecture=architecture,
         encoder=encoder,
         denoising=read_denoising(values) if t5 else None,
         distillation=read_distillation(values),
         optimization=read_optimization(values, own["max_steps"]),
-        data=read_data(values, t5),
+        data=data,
         output=output,
         saving=read_saving(values, output.log_dir, own["val_interval"]),
-        resume=read_resume(values),
+        resume=resume,
         fp8=read_fp8(values, own["precision"]),
         parallel=read_parallel(values),
         overlap=read_overlap(values),

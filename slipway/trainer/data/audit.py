@@ -20,6 +20,7 @@ from slipway.trainer import requirements
 
 if TYPE_CHECKING:
     from slipway.trainer.config.settings import Settings
+    from slipway.trainer.data.order import SampleOrder
 
 # These are imported late: a mistake names the missing one.
 _LIBRARIES = ("numpy", "yaml")
@@ -52,9 +53,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config-path", type=Path, required=True, help="directory of the configuration")
     add("--config-name", required=True, help="its file name, with or without .yaml")
-    add("--step", type=_count, required=True, help="the step, from 1")
-    add("--after-step", type=_count, default=0, help="count from a state after this step (default: 0)")
-    add("--after-samples", type=_count, default=0, help="the samples consumed then (default: 0)")
+    add("--step", type=_whole_number, required=True, help="the step, from 1")
+    add("--after-step", type=_whole_number, default=0, help="count from a state after this step (default: 0)")
+    add("--after-samples", type=_whole_number, default=0, help="the samples consumed then (default: 0)")
     add(
         "--place",
         nargs=2,
@@ -68,13 +69,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _count(text: str) -> int:
+def _whole_number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 
-def samples_of_step(settings: Settings, step: int, after_step: int = 0, after_samples: int = 0) -> range:
+def samples_of_step(
+    settings: Settings, step: int, after_step: int = 0, after_samples: int = 0
+) -> Sequence[int]:
     """Return the numbers of the samples of a step's global batch, counted from a state as in :func:`audit`.
 
     Raises
@@ -90,10 +93,11 @@ def samples_of_step(settings: Settings, step: int, after_step: int = 0, after_sa
         raise UserError(f"--step {step}: expected more than --after-step {after_step}")
     steps, consumed, ramp = step - 1 - after_step, after_samples, settings.rampup
     while ramp is not None and steps and consumed <= ramp.samples:
-        consumed += settings.batch_after(consumed)
+        consumed = settings.samples_after(consumed)[-1] + 1
         steps -= 1
-    consumed += steps * settings.global_batch
-    return range(consumed, consumed + settings.batch_after(consumed))
+    if steps:
+        consumed = settings.resume.pass_over(consumed, steps * settings.global_batch)
+    return settings.samples_after(consumed)
 
 
 def audit(
@@ -123,11 +127,15 @@ def audit(
     Returns
     -------
     dict
-        ``step``, ``first_sample``, ``global_batch``, ``epoch``, ``data_generation``, ``changed`` (the files
-        that are not those of the launch) and ``samples``. Each of these has its number in the run as
-        ``sample``, its ``data_set`` and ``window`` there, and the ``pieces`` of documents that it consists
-        of: ``document`` from 0, ``first`` and ``end`` of the tokens within it, ``source`` and ``offset``
-        where the data set has origins, and ``ids`` on request. Mock data have no pieces.
+        ``step``, ``first_sample``, ``last_sample``, ``global_batch``, ``epoch``, ``data_generation``,
+        ``changed`` (the files that are not those of the launch), ``skipped``, ``data_sets`` and ``samples``.
+        ``skipped`` are the ranges of samples that were passed over up to this step. Each of the
+        ``data_sets`` has had ``samples`` up to this step, of which ``skipped`` were passed over: as long as
+        they are no more than its ``windows``, none was seen twice. Each of the ``samples`` has its ``number``
+        in the batch and in the run, as ``sample``, its ``data_set`` and ``window`` there, and the ``pieces``
+        of documents that it consists of: ``document`` from 0, ``first`` and ``end`` of the tokens within it,
+        ``source`` and ``offset`` where the data set has origins, and ``ids`` on request. Mock data have
+        neither data sets nor pieces.
 
     Raises
     ------
@@ -137,17 +145,22 @@ def audit(
     samples = samples_of_step(settings, step, after_step, after_samples)
     result: dict[str, Any] = {
         "step": step,
-        "first_sample": samples.start,
+        "first_sample": samples[0],
+        "last_sample": samples[-1],
         "global_batch": len(samples),
         "data_generation": settings.resume.data_generation,
         "changed": [],
+        "skipped": settings.resume.skipped_before(samples[-1]),
+        "data_sets": [],
     }
     if settings.data.kind == "mock":
         mock: list[dict[str, Any]] = [
-            {"sample": n, "data_set": None, "window": n, "pieces": []} for n in samples
+            {"number": number, "sample": sample, "data_set": None, "window": sample, "pieces": []}
+            for number, sample in enumerate(samples)
         ]
         return {**result, "epoch": 0, "samples": mock}
     from slipway.trainer.checkpoint.store import split_rule
+    from slipway.trainer.data.source import IndexedSource
     from slipway.trainer.data.training_data import (
         denoised_lengths,
         find_indices,
@@ -165,19 +178,39 @@ def audit(
     data = replace(settings.data, training=replace(blend, prefixes=here), index_dir=None)
     length = window_length(settings)
     source = open_training(data, find_indices(data, heldout=False), length)
-    order = make_order(source, settings.seed, settings.resume.data_generation)
+    order = make_order(source, settings.seed, settings.resume)
     # A T5 takes spans out of the window without its last token.
     size = length if denoised_lengths(settings) else length + 1
     documents = [_Documents(prefix) for prefix in here]
     rows = []
-    for sample in samples:
+    for number, sample in enumerate(samples):
         member, window, first = source.place(order.window(sample))
         pieces = documents[member].pieces(first, size, with_tokens)
-        rows.append(
-            {"sample": sample, "data_set": str(names[member]), "window": window, "pieces": list(pieces)}
-        )
+        row = {"number": number, "sample": sample, "data_set": str(names[member]), "window": window}
+        rows.append({**row, "pieces": list(pieces)})
     result["changed"] = _changes(dict(zip(map(str, names), here, strict=True)), recorded)
-    return {**result, "epoch": order.epoch(samples.start), "samples": rows}
+    sizes = [source.windows] if isinstance(source, IndexedSource) else source.sizes
+    result["data_sets"] = _count(order, names, sizes, result["skipped"], samples[-1] + 1)
+    return {**result, "epoch": order.epoch(samples[0]), "samples": rows}
+
+
+def _count(
+    order: SampleOrder,
+    names: Sequence[Path],
+    sizes: Sequence[int],
+    skipped: Sequence[tuple[int, int]],
+    samples: int,
+) -> list[dict[str, Any]]:
+    """Return for each data set its part of the first `samples` samples, and how many windows it has."""
+    parts = list(zip(names, sizes, order.counts(samples), strict=True))
+    rows: list[dict[str, Any]] = [
+        {"data_set": str(name), "windows": size, "samples": count, "skipped": 0}
+        for name, size, count in parts
+    ]
+    for first, end in skipped:
+        for row, before, after in zip(rows, order.counts(first), order.counts(end), strict=True):
+            row["skipped"] += after - before
+    return rows
 
 
 class _Documents:

@@ -57,13 +57,14 @@ def _shuffle(windows: int, count: int, seed: int) -> list[int]:
 def _choose_from_blend(blend: BlendedSource, count: int, seed: int) -> list[int]:
     """Return the windows of a blend: sources alternate as in training until each has been seen whole."""
     places: list[int] = []
-    left, unseen = list(blend.sizes), len(blend.sizes)
+    sources = blend.interleaving.sources
+    left, unseen = list(blend.sizes), len(sources)
     while unseen and len(places) < count:
         source = blend.interleaving.place(len(places))[0]
         places.append(source)
         left[source] -= 1
         unseen -= left[source] == 0
-    _represent_all(places, len(blend.sizes))
+    _represent_all(places, sources)
     orders = [
         iter(_shuffle(size, places.count(source), order_seed(seed, 0, source)))
         for source, size in enumerate(blend.sizes)
@@ -71,12 +72,12 @@ def _choose_from_blend(blend: BlendedSource, count: int, seed: int) -> list[int]
     return [blend.number(source, next(orders[source])) for source in places]
 
 
-def _represent_all(places: list[int], sources: int) -> None:
+def _represent_all(places: list[int], sources: Sequence[int]) -> None:
     """Give a source whose share is less than one sample the last one of the source that has the most."""
-    for source in range(sources):
+    for source in sources:
         if source in places:
             continue
-        largest = max(range(sources), key=places.count)
+        largest = max(sources, key=places.count)
         if places.count(largest) < 2:
             return
         last = max(index for index, place in enumerate(places) if place == largest)

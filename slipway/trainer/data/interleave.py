@@ -13,6 +13,8 @@ samples.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -24,17 +26,22 @@ class Interleaving:
     Parameters
     ----------
     weights
-        One for each source, each above 0; only their ratios count.
+        One for each source; only their ratios count. A source with the weight 0 has no samples, and the
+        others are divided as if it were not there.
+
+    Attributes
+    ----------
+    sources
+        The sources that have samples.
     """
 
     def __init__(self, weights: Sequence[Fraction | int]) -> None:
-        if not weights or min(weights) <= 0:
-            raise ValueError(f"weights {weights}: expected numbers above 0")
+        self.sources = [source for source, weight in enumerate(weights) if weight > 0]
+        if not self.sources or min(weights) < 0:
+            raise ValueError(f"weights {weights}: expected numbers of at least 0, and one above")
+        self._count = len(weights)
         scale = math.lcm(*(Fraction(weight).denominator for weight in weights))
-        parts = [int(weight * scale) for weight in weights]
-        self._sums = [0]
-        for part in parts:
-            self._sums.append(self._sums[-1] + part)
+        self._sums = [0, *itertools.accumulate(int(weights[source] * scale) for source in self.sources)]
 
     def place(self, sample: int) -> tuple[int, int]:
         """Return the source of a sample, and the sample's number among those of this source."""
@@ -46,10 +53,59 @@ class Interleaving:
                 last, sample = middle, before
             else:
                 first, sample = middle, sample - before
-        return first, sample
+        return self.sources[first], sample
+
+    def counts(self, samples: int) -> list[int]:
+        """Return how many of the first `samples` samples are of each source."""
+        counts = [0] * self._count
+        branches = [(0, len(self.sources), samples)]
+        while branches:
+            first, last, samples = branches.pop()
+            if last - first == 1:
+                counts[self.sources[first]] = samples
+                continue
+            middle = (first + last) // 2
+            left = self._count_left(first, middle, last, samples)
+            branches += [(first, middle, left), (middle, last, samples - left)]
+        return counts
 
     def _count_left(self, first: int, middle: int, last: int, samples: int) -> int:
         """Return ``round(samples * left / both)``, halves up."""
         left = self._sums[middle] - self._sums[first]
         both = self._sums[last] - self._sums[first]
         return (2 * samples * left + both) // (2 * both)
+
+
+class Mixture:
+    """Interleavings one after the other: each source goes on where the interleaving before left it.
+
+    Parameters
+    ----------
+    first
+        Divides the samples from 0 on.
+    changes
+        From which sample on the sources have other weights, in ascending order, and those weights.
+    """
+
+    def __init__(
+        self, first: Interleaving, changes: Sequence[tuple[int, Sequence[Fraction | int]]] = ()
+    ) -> None:
+        self._starts, self._parts = [0], [first]
+        # The samples that each source had before a part.
+        self._before = [first.counts(0)]
+        for start, weights in changes:
+            self._before.append(self.counts(start))
+            self._starts.append(start)
+            self._parts.append(Interleaving(weights))
+
+    def place(self, sample: int) -> tuple[int, int]:
+        """Return the source of a sample, and the sample's number among those of this source."""
+        part = bisect.bisect_right(self._starts, sample) - 1
+        source, number = self._parts[part].place(sample - self._starts[part])
+        return source, self._before[part][source] + number
+
+    def counts(self, samples: int) -> list[int]:
+        """Return how many of the first `samples` samples are of each source."""
+        part = bisect.bisect_right(self._starts, samples) - 1
+        own = self._parts[part].counts(samples - self._starts[part])
+        return [before + count for before, count in zip(self._before[part], own, strict=True)]

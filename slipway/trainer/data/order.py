@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from slipway.trainer.data.interleave import Interleaving
+from slipway.trainer.data.interleave import Interleaving, Mixture
 from slipway.trainer.data.seeds import mix, order_seed
 
 
@@ -37,6 +37,10 @@ class Order:
         """Return the epoch in which a sample lies, from 0."""
         return 0 if self._windows is None else sample // self._windows
 
+    def counts(self, samples: int) -> list[int]:
+        """Return how many of the first `samples` samples are of each source."""
+        return [samples]
+
     def window(self, sample: int) -> int:
         """Return the window that is sample number `sample` of the run."""
         if self._windows is None:
@@ -55,7 +59,7 @@ class BlendedOrder:
 
     Parameters
     ----------
-    interleaving
+    mixture
         Divides the samples among the sources.
     windows
         How many each source has.
@@ -64,9 +68,9 @@ class BlendedOrder:
     """
 
     def __init__(
-        self, interleaving: Interleaving, windows: Sequence[int], seed: int, generation: int = 0
+        self, mixture: Interleaving | Mixture, windows: Sequence[int], seed: int, generation: int = 0
     ) -> None:
-        self._interleaving = interleaving
+        self._mixture = mixture
         self._orders = [Order(size, seed, generation, source) for source, size in enumerate(windows)]
         self._starts = [0, *itertools.accumulate(windows)]
 
@@ -74,9 +78,13 @@ class BlendedOrder:
         """Return how often as many samples as there are windows in all have been seen before this one."""
         return sample // self._starts[-1]
 
+    def counts(self, samples: int) -> list[int]:
+        """Return how many of the first `samples` samples are of each source."""
+        return self._mixture.counts(samples)
+
     def window(self, sample: int) -> int:
         """Return the window that is sample number `sample` of the run."""
-        source, number = self._interleaving.place(sample)
+        source, number = self._mixture.place(sample)
         return self._starts[source] + self._orders[source].window(number)
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from slipway.common.errors import UserError
 from slipway.trainer.config.data import Blend, Data
+from slipway.trainer.config.resume import Resume
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.data.index import SampleIndex, Weights, build_index, check_files
 from slipway.trainer.data.index_cache import IndexCache
+from slipway.trainer.data.interleave import Mixture
 from slipway.trainer.data.order import BlendedOrder, Order, SampleOrder
 from slipway.trainer.data.source import SPLITS, BlendedSource, IndexedSource, Source
 from slipway.trainer.data.spans import Lengths, sample_lengths
@@ -99,17 +101,12 @@ def open_heldout(data: Data, indices: Indices, length: int, split: str = "valida
     return _open(data.heldout, indices, 0 if data.splits is None else SPLITS.index(split), length)
 
 
-def make_order(source: Source, seed: int, generation: int = 0) -> SampleOrder:
-    """Return the order of a run's samples.
-
-    Parameters
-    ----------
-    seed, generation
-        The run's seed and data generation.
-    """
+def make_order(source: Source, seed: int, resume: Resume) -> SampleOrder:
+    """Return the order of a run's samples, by its seed and the data generation and weights of `resume`."""
     if isinstance(source, BlendedSource):
-        return BlendedOrder(source.interleaving, source.sizes, seed, generation)
-    return Order(source.windows, seed, generation)
+        mixture = Mixture(source.interleaving, resume.exact_weights())
+        return BlendedOrder(mixture, source.sizes, seed, resume.data_generation)
+    return Order(source.windows, seed, resume.data_generation)
 
 
 def _find(data: Data, prefix: Path, cache: IndexCache | None) -> SampleIndex:

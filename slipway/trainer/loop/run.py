@@ -152,8 +152,8 @@ class Loop:
         session, progress, phases = self.session, self._progress, self.phases
         self._profiler.begin_step(progress.step)
         waited = self.feed.waited
-        epoch = session.order.epoch(progress.consumed_samples)
-        batch = self._settings.batch_after(progress.consumed_samples)
+        samples = self._settings.samples_after(progress.consumed_samples)
+        epoch, batch = session.order.epoch(samples[0]), len(samples)
         micro_batches = batch // (self._settings.micro_batch * session.rank_context.layout.data)
         batches = phases.items(DATA, self.feed.step())
         with phases.phase(FORWARD_BACKWARD):
@@ -176,7 +176,7 @@ class Loop:
         session.optimizer.zero_grad()
         phases.end_step()
         progress.step += 1
-        progress.consumed_samples += batch
+        progress.consumed_samples = samples[-1] + 1
         seconds = self._clock.lap()
         waiting = (self.feed.waited - waited) / seconds
         session.reporter.report_step(progress, Step(self.loss, lr, grad_norm, seconds, waiting, epoch, batch))
@@ -247,9 +247,10 @@ def _batches(session: Session) -> Iterator[Iterator[MicroBatch]]:
         session.progress.consumed_samples,
     )
     for _ in range(session.progress.step, settings.max_steps):
-        batch = settings.batch_after(consumed)
-        share = rank_share(consumed, batch, rank_context.data_rank, rank_context.layout.data)
+        samples = settings.samples_after(consumed)
+        own = rank_share(0, len(samples), rank_context.data_rank, rank_context.layout.data)
+        share = samples[own.start : own.stop]
         yield session.batch_builder.batches(
             session.training, [session.order.window(sample) for sample in share], share
         )
-        consumed += batch
+        consumed = samples[-1] + 1

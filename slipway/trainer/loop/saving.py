@@ -174,6 +174,7 @@ class Saver:
             metrics=metrics,
             training=session.training_id,
             resume=session.settings.resume.record(),
+            intervention_step=session.intervention_step,
             data=to_json(session.data_identity),
             model=session.description.to_json(),
             split_rule=session.settings.data.split_rule,

@@ -29,7 +29,7 @@ from slipway.trainer.model.build import build_model
 from slipway.trainer.model.kernels import describe_attention
 from slipway.trainer.model.model import Model, parameter_count
 from slipway.trainer.optim.build import Optimizer
-from slipway.trainer.optim.schedule import Schedule, make_schedule, rate_change
+from slipway.trainer.optim.schedule import Schedule, freeze, make_schedule, rate_change
 from slipway.trainer.report.reporter import Reporter
 
 
@@ -37,8 +37,9 @@ from slipway.trainer.report.reporter import Reporter
 class Session:
     """A training that is ready to step.
 
-    `resumed_from` is the checkpoint it continues from; `training_id` is rank 0's name for the training over
-    all of its launches; `data_identity` is what rank 0 finds the files of the data to be.
+    `resumed_from` is the checkpoint it continues from; `intervention_step` is the step after which ``resume``
+    changed the training, 0 without a change; `training_id` is rank 0's name for the training over all of its
+    launches; `data_identity` is what rank 0 finds the files of the data to be.
     """
 
     settings: Settings
@@ -59,6 +60,7 @@ class Session:
     progress: Progress = field(default_factory=Progress)
     training_id: str = field(default_factory=store.make_suffix)
     resumed_from: Path | None = None
+    intervention_step: int = 0
 
     @property
     def attention(self) -> str:
@@ -100,7 +102,7 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
         padded_vocabulary=padded,
         training=training,
         heldout=choose_heldout(settings, rank_context, heldout, batch_builder) if heldout else None,
-        order=make_order(training, settings.seed, settings.resume.data_generation),
+        order=make_order(training, settings.seed, settings.resume),
         batch_builder=batch_builder,
         model=model,
         optimizer=Optimizer(settings, model, rank_context.device),
@@ -111,6 +113,7 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
         data_identity=broadcast_from_rank0(lambda: _data_identity(settings)),
     )
     _begin(session, teacher)
+    session.schedule = freeze(session.schedule, session.intervention_step, settings.resume.lr_freeze_steps)
     # After the comparison with a checkpoint, which names the files that were exchanged.
     broadcast_from_rank0(lambda: tokenized.check(settings.data, indices))
     return session
@@ -182,18 +185,22 @@ def _resume(session: Session) -> None:
             f"exp_manager.resume_ignore_no_checkpoint=False, but there is no complete checkpoint in "
             f"{saving.directory}: True starts from step 0"
         )
+    marker, resume = choice.checkpoint.marker, session.settings.resume
     compatible.check(choice.checkpoint, session.shape, session.rank_context.layout)
     form = state.optimizer_format(session.optimizer.inner, session.rank_context)
     compatible.check_optimizer(choice, form, session.rank_context.layout)
     accepted = session.settings.data.accepted
     broadcast_from_rank0(lambda: compatible.check_data(choice.checkpoint, session.data_identity, accepted))
+    compatible.check_past(choice.checkpoint, resume)
     session.progress = state.restore(
         choice, session.model, session.optimizer.inner, session.rank_context, session.settings.seed
     )
     if not choice.is_branch:
-        session.training_id = choice.checkpoint.marker.training or session.training_id
+        session.training_id = marker.training or session.training_id
     session.resumed_from = choice.checkpoint.path
-    planned = choice.checkpoint.marker.configuration.get("trainer.max_steps")
+    goes_on = resume.was_made(marker.resume)
+    session.intervention_step = marker.intervention_step if goes_on else session.progress.step
+    planned = marker.configuration.get("trainer.max_steps")
     change = rate_change(session.settings.configuration, planned, session.progress.step)
     if change and session.rank_context.is_main:
         LOGGER.warning(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import torch
 
 from slipway.arithmetic.indexed import FIRST_SPLIT_RULE
-from slipway.trainer.config.data import Data
+from slipway.trainer.config.data import Blend, Data
 from slipway.trainer.config.layout import Layout
 from slipway.trainer.config.settings import Settings
 from slipway.trainer.data.source import BlendedSource, IndexedSource
@@ -145,6 +146,24 @@ def _checkpoints(session: Session) -> str:
     return f"checkpoints: {times}, in {saving.directory} | kept: {retained}"
 
 
+def _interventions(session: Session) -> Iterator[str]:
+    resume, trained_on = session.settings.resume, session.settings.data.training
+    steps = resume.lr_freeze_steps
+    if session.progress.step < session.intervention_step + steps:
+        until = session.intervention_step + steps
+        yield f"note: resume.lr_freeze_steps={steps}: the learning rate is 0 up to step {until:,}"
+    if resume.lr_scale != 1:
+        yield f"note: resume.lr_scale={resume.lr_scale:g}: it multiplies each learning rate"
+    if resume.data_generation:
+        yield f"note: resume.data_generation={resume.data_generation}: the data have another order"
+    for first, end in resume.skip_samples:
+        yield f"note: resume.skip_samples: samples {first:,} to {end - 1:,} are passed over"
+    for first, weights in resume.exact_weights():
+        if trained_on:
+            blend = Blend(trained_on.prefixes, tuple(weights))
+            yield f"note: resume.data_weights: {blend} from sample {first:,} on"
+
+
 def _notes(session: Session) -> list[str]:
     settings, device = session.settings, session.rank_context.device
     shape, name = settings.architecture, settings.optimization.name
@@ -186,12 +205,7 @@ def _notes(session: Session) -> list[str]:
         )
     if remarked := remark(settings.optimization):
         notes.append(f"note: {remarked}")
-    if settings.resume.lr_scale != 1:
-        notes.append(f"note: resume.lr_scale={settings.resume.lr_scale:g}: it multiplies each learning rate")
-    if settings.resume.data_generation:
-        notes.append(
-            f"note: resume.data_generation={settings.resume.data_generation}: the data have another order"
-        )
+    notes += _interventions(session)
     if session.resumed_from:
         notes.append(f"resuming from {session.resumed_from} at step {session.progress.step}")
     return notes

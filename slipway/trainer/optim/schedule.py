@@ -28,6 +28,11 @@ def make_schedule(settings: Optimization, lr_scale: float = 1.0) -> Schedule:
     return lambda step: lr_scale * rate(settings, step)
 
 
+def freeze(schedule: Schedule, after: int, steps: int) -> Schedule:
+    """Return a schedule whose rate is 0 in the next `steps` steps after so many completed ones."""
+    return lambda step: 0.0 if after <= step < after + steps else schedule(step)
+
+
 def rate_change(flat: Mapping[str, Any], max_steps: object, step: int) -> tuple[int, float, float] | None:
     """Return the first step after `step` completed ones whose rate other ``trainer.max_steps`` move.
 
