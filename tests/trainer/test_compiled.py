@@ -37,8 +37,9 @@ DROPOUT = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
 RECOMPUTED = {FULL: "full", "model.activations_checkpoint_method": "uniform"}
 RELATIVE = both(position_embedding_type="relative", num_layers=3)
 PIPELINE = {"model.pipeline_model_parallel_size": 2, "model.virtual_pipeline_model_parallel_size": 2}
-# The keys of a model, and its graphs: of a layer and of the last norm, in training and in validation. The
-# last word of a name is the compiler: `eager` runs operations, `aot_eager` also those of the gradient.
+# The keys of a model, and its graphs: of a group of layers and of the last norm, in training and in
+# validation. The last word of a name is the compiler: `eager` runs operations, `aot_eager` also those of the
+# gradient.
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "gpt eager": (THREE, 4),
     "dropout aot_eager": ({**THREE, **DROPOUT}, 4),
@@ -46,6 +47,10 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "recomputed aot_eager": ({**THREE, **DROPOUT, **RECOMPUTED}, 5),
     "selective eager": ({**THREE, **DROPOUT, FULL: "selective"}, 4),
     "llama eager": ({**THREE, **LLAMA}, 4),
+    # Its gradients are autograd's, as each is waited for.
+    "overlap eager": ({**THREE, "model.optim.overlap_grad_sync": True}, 4),
+    # Two groups, which share graphs.
+    "groups eager": ({"model.num_layers": 6}, 4),
     INDUCTOR: (THREE, 2),
 }
 
@@ -78,11 +83,11 @@ def gpts(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != INDUCTOR])
-def test_all_layers_share_a_graph_and_no_graph_breaks(gpts: dict[str, Any], name: str) -> None:
+def test_all_groups_of_layers_share_a_graph_and_no_graph_breaks(gpts: dict[str, Any], name: str) -> None:
     assert gpts["cases"][name]["graphs"] == [CASES[name][1], 0]
 
 
-@pytest.mark.parametrize("name", ["gpt eager", "llama eager"])
+@pytest.mark.parametrize("name", ["gpt eager", "llama eager", "overlap eager", "groups eager"])
 def test_a_graph_computes_bitwise_what_its_operations_do(gpts: dict[str, Any], name: str) -> None:
     case = gpts["cases"][name]
     assert case["compiled"] == case["plain"]
