@@ -60,6 +60,7 @@ export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
 export LOCAL_WORLD_SIZE=$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))
 export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch
 export PYTHONPATH=/opt/NeMo${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=/shared/results/gpt3_126m/launches/1/python${PYTHONPATH:+:$PYTHONPATH} # lets a rank say where it hangs
 
 # --- cores: whole ones of the GPU's NUMA node, shared with no other task of this node ---
 # shellcheck source=/dev/null
