@@ -203,6 +203,11 @@ class Slurm:
         numbered = [step for step, _, other in steps if re.search(r"\.[0-9]+$", step) and name in ("", other)]
         return numbered if answer.code == 0 else None
 
+    def find_tasks_step(self) -> Optional[int]:
+        """Return the number of the tasks' step, before those that they start; ``None`` if it is not known."""
+        steps = self.find_steps(self._job.environment.get("SLURM_JOB_NAME", ""))
+        return min((int(step.rpartition(".")[2]) for step in steps or ()), default=None)
+
     # --- actions ---
 
     def submit(self, script: str, arguments: Sequence[str], flags: Sequence[str]) -> Answer:

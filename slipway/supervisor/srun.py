@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Callable, List, NamedTuple, Optional, Sequence
 
 from slipway.common.files import open_regular
 from slipway.supervisor.hooks import Hook
@@ -13,10 +13,9 @@ from slipway.supervisor.job import Job
 _NEVER_RAN = r"srun: .*(?:aborted before step completely launched|Timed out waiting for job step to complete)"
 _ABORTED = (
     r"srun: (?:Job step aborted: Waiting up to ([0-9]{1,5}) seconds for job step to finish"
-    r"|(?:launch/slurm: _step_signal: )?Terminating StepId=[0-9_+]+\.0\b)"
+    r"|(?:launch/slurm: _step_signal: )?Terminating StepId=[0-9_+]+\.([0-9]{1,9})\b)"
 )
-# Where it says the second alone, its request to end the tasks is itself without an answer. (The srun of a
-# task has another step than the first.)
+# Where it says the second alone, its request to end the tasks is itself without an answer.
 _UNTOLD_SECONDS = 60
 # Beyond what srun itself says that it waits, in seconds. It waits for ever for a node that was started again
 # before Slurm missed it.
@@ -57,15 +56,16 @@ class StepLog(NamedTuple):
         lines = self.lines()
         return any(re.match(_NEVER_RAN, line) for line in lines) and find_last_step(lines) is None
 
-    def wait(self) -> Optional[List[int]]:
+    def wait(self, find_number: Callable[[], Optional[int]]) -> Optional[List[int]]:
         """Return the seconds that srun waits for tasks which it has ended, and the bytes in the job's logs.
 
-        ``None`` where it has ended none.
+        ``None`` where it has ended none. `find_number` finds the number of the step: the srun of a task says
+        the same of its own.
         """
         matches = [match for match in (re.match(_ABORTED, line) for line in self.lines()) if match]
-        if not matches:
-            return None
         seconds = [int(match.group(1)) for match in matches if match.group(1)]
+        if not seconds and (not matches or str(find_number()) not in [match.group(2) for match in matches]):
+            return None
         logs = [os.path.splitext(self.log)[0] + extension for extension in (".out", ".err")]
         return [
             seconds[0] if seconds else _UNTOLD_SECONDS,
@@ -91,11 +91,11 @@ class Patience:
     It begins anew as long as anything is written: the words may be those of a task's own srun.
     """
 
-    def __init__(self, step: StepLog) -> None:
+    def __init__(self, step: StepLog, find_number: Callable[[], Optional[int]]) -> None:
         self._deadline = 0.0
         self._size = -1
         self._is_over = False
-        self.hook = Hook("srun", lambda job: step.wait(), self._take, every=_EVERY)
+        self.hook = Hook("srun", lambda job: step.wait(find_number), self._take, every=_EVERY)
 
     def is_over(self) -> bool:
         """Return True once srun is not to be waited for any longer."""

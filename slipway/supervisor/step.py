@@ -85,10 +85,11 @@ def run_tasks(
         world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
         commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
         return _run(job, limit, commands, signals, termination, [])
+    from slipway.supervisor.slurm import Slurm
     from slipway.supervisor.srun import Patience, begin_step
 
     step = begin_step(job)
-    patience = Patience(step)
+    patience = Patience(step, Slurm(job).find_tasks_step)
     code = _run(job, limit, commands, signals, termination, [*own_hooks, patience.hook], patience.is_over)
     if patience.is_over():
         job.say("srun waited in vain for tasks that it had ended: it was killed")

@@ -371,10 +371,11 @@ class Steps(WithSignals):
         for words in (
             "Job step aborted: Waiting up to 1 seconds for job step to finish.",
             "launch/slurm: _step_signal: Terminating StepId=17.0",
-            "Terminating StepId=17.0",  # 23.02 and later
+            "Terminating StepId=17.2",  # 23.02 and later, of a second start
         ):
             with self.subTest(words):
-                waits = srun.Patience(srun.begin_step(self.job))
+                number = int(words[-1]) if "StepId" in words else None
+                waits = srun.Patience(srun.begin_step(self.job), lambda number=number: number)
                 polling = hooks.Polling(self.job, self.signals, [waits.hook])
                 self.addCleanup(polling.stop)
                 command = task(f"trap '' TERM; echo 'srun: {words}' >>{self.log}; exec sleep 60")
@@ -383,6 +384,13 @@ class Steps(WithSignals):
                 self.assertEqual(code, 137)
                 self.assertTrue(1 <= time.monotonic() - start < 50)
 
+    def test_the_step_that_a_task_has_ended_is_not_the_tasks(self):
+        step = srun.begin_step(self.job)
+        self.write("srun: Terminating StepId=17.3\n")
+        self.assertIsNone(step.wait(lambda: 1))
+        self.assertIsNone(step.wait(lambda: None))  # Slurm does not answer
+        self.assertEqual(step.wait(lambda: 3)[0], 60)
+
     def test_an_srun_whose_job_goes_on_writing_is_left_alone(self):
         patience, every = srun._PATIENCE, srun._EVERY
         self.addCleanup(lambda: (setattr(srun, "_PATIENCE", patience), setattr(srun, "_EVERY", every)))
@@ -390,7 +398,7 @@ class Steps(WithSignals):
         errors = self.directory.name + "/log_17.err"
         with open(errors, "w"):
             pass
-        waits = srun.Patience(srun.begin_step(self.job))
+        waits = srun.Patience(srun.begin_step(self.job), lambda: 0)
         polling = hooks.Polling(self.job, self.signals, [waits.hook])
         self.addCleanup(polling.stop)
         aborted = (
