@@ -33,6 +33,10 @@ _MOST_NAMED = 8
 _SKEW_SECONDS = 5
 # Links of which a node may have fewer than others: sites plug cables into some nodes alone.
 _MAY_DIFFER = "interfaces"
+# The id of a finding about a node without an answer.
+_SILENT = "silent"
+# The beginnings of the ids of findings that may be a file server's fault.
+_OF_SERVERS = (node_health.PATH, node_health.SPACE, node_health.NO_ANSWER + "/")
 # They give the step of one task a part of a node's GPUs.
 _OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_TRES", "SLURM_GPU_BIND")
 
@@ -110,18 +114,19 @@ def _find_warnings(findings: Findings) -> Dict[str, List[str]]:
 def judge(findings: Findings) -> Dict[str, str]:
     """Return the sick nodes, each with the reason; what is compared becomes a finding.
 
-    A fault that all nodes share is about none of them, as is that of a file server where there is one node:
-    it becomes a warning. Excluding all nodes would help nobody.
+    A fault that all nodes share which answer is about none of them, as is that of a file server where one
+    node answers: it becomes a warning. Excluding all nodes would help nobody.
     """
     for name in {each.id for own in findings.values() for each in own if each.severity == COUNT}:
         _compare(findings, name)
-    faults = {host: {each.id for each in own if each.severity == SICK} for host, own in findings.items()}
-    shared = set.intersection(*faults.values())
+    faults = [{each.id for each in own if each.severity == SICK} for own in findings.values()]
+    answered = [ids for ids in faults if _SILENT not in ids]
+    shared = set.intersection(*answered) if answered else set()
     sick = {}
     for host, own in findings.items():
         for index, finding in enumerate(own):
-            is_of_server = finding.id.startswith((node_health.PATH, node_health.SPACE))
-            if finding.id in shared and (len(findings) > 1 or is_of_server):
+            is_of_server = finding.id.startswith(_OF_SERVERS)
+            if finding.id in shared and (len(answered) > 1 or is_of_server):
                 own[index] = finding._replace(severity=WARNING)
         reasons = [finding.why for finding in own if finding.severity == SICK]
         if reasons:
@@ -164,7 +169,7 @@ def _ask_all(job: Job, hosts: Sequence[str], health: HealthSettings, signals: Si
         if host not in answers:
             # srun names the node in its message.
             why = next((line for line in said if re.search(rf"\b{re.escape(host)}\b", line)), "")
-            answers[host] = [Finding("silent", SICK, f"it does not answer{why and ': '}{why}")]
+            answers[host] = [Finding(_SILENT, SICK, f"it does not answer{why and ': '}{why}")]
     return {host: answers[host] for host in hosts if host in answers}
 
 

@@ -180,6 +180,8 @@ def ports(number: int) -> Finding:
 
 ECC = Finding("gpu_ecc", SICK, "GPU 3: 2 uncorrected memory errors", 2)
 GONE = Finding("path:/data", SICK, "/data: No such file or directory")
+HUNG = Finding("no_answer:/data", SICK, "/data: no answer within 10 seconds", 10)
+SILENT = Finding("silent", SICK, "it does not answer")
 
 
 @pytest.mark.parametrize(
@@ -192,6 +194,11 @@ GONE = Finding("path:/data", SICK, "/data: No such file or directory")
         ([[GONE]], []),
         ([[GONE], []], ["n0"]),
         ([[GONE], [GONE, ECC]], ["n1"]),
+        ([[HUNG]], []),  # nobody knows if it is the node's fault, or the server's
+        ([[HUNG], []], ["n0"]),
+        ([[GONE], [SILENT], [GONE]], ["n1"]),
+        ([[ECC, GONE], [SILENT]], ["n0", "n1"]),
+        ([[GONE], [SILENT]], ["n1"]),
         ([[ports(8)], [ports(8)], [ports(7)], [ports(8)]], ["n2"]),
         ([[ports(8)], [ports(9)], [ports(8)], [ports(8)]], []),
         ([[ports(8)], [ports(7)]], []),  # who knows which of the two is right
