@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from slipway.common.files import to_printable
 from slipway.common.node import marks
@@ -20,6 +20,7 @@ from slipway.supervisor.health import COUNT, SICK, WARNING, Finding
 from slipway.supervisor.hooks import Verdict
 from slipway.supervisor.job import Job
 from slipway.supervisor.later_links import LaterLinks
+from slipway.supervisor.node_answers import NodeAnswers
 from slipway.supervisor.nodes import Nodes, SickNodes
 from slipway.supervisor.tasks import Signals
 
@@ -179,6 +180,7 @@ def _ask(
     """Run one srun on hosts; return the answers, and all other lines."""
     began, buffer = time.time(), b""
     answers: Findings = {}
+    lines_of_nodes = NodeAnswers(node_health.ANSWER)
     said: List[str] = []
     seconds = node_health.TOOL_SECONDS if health.command else node_health.PROBE_SECONDS
     deadline = time.monotonic() + seconds + _START_SECONDS
@@ -193,10 +195,10 @@ def _ask(
             *lines, buffer = (buffer + chunk).split(b"\n")
             for line in lines:
                 text = line.decode("utf-8", "replace")
-                if text.startswith(node_health.ANSWER):
-                    answers.update(_read(text[len(node_health.ANSWER) :], hosts, began))
-                else:
+                if not lines_of_nodes.take(text):
                     said.append(to_printable(re.sub("^srun: (error: )?", "", text)))
+            for host in set(hosts).intersection(lines_of_nodes.contents).difference(answers):
+                answers.update(_read(host, lines_of_nodes.contents[host], began))
             if not chunk:
                 break
     finally:
@@ -238,14 +240,12 @@ def _end(process: "subprocess.Popen[bytes]", is_done: bool) -> None:
             return
 
 
-def _read(text: str, hosts: Sequence[str], began: float) -> Findings:
-    """Read an answer: a line that the tasks' user or a shell could have printed too."""
+def _read(host: str, content: Any, began: float) -> Findings:
+    """Read an answer: lines that the tasks' user or a shell could have printed too."""
     with suppress(ValueError, TypeError, KeyError, AttributeError):
-        content = json.loads(text)
-        node, findings = content["node"], [Finding(*fields) for fields in content["findings"]]
+        findings = [Finding(*fields) for fields in content["findings"]]
         skew = max(began - content["time"], content["time"] - time.time())
         if skew > _SKEW_SECONDS:
             findings.append(Finding("clock", WARNING, f"its clock is off by {skew:.0f} s", skew))
-        if node in hosts:
-            return {node: findings}
+        return {host: findings}
     return {}

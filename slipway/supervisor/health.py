@@ -18,10 +18,10 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from slipway.common.files import to_printable
 from slipway.common.node.settings import HealthSettings
+from slipway.supervisor.node_answers import print_answer
 
 SICK, WARNING, COUNT = "sick", "warning", "count"
-# The beginning of the line with the answer: prologs and shells may print others.
-ANSWER = "SLIPWAY_HEALTH "
+ANSWER = "slipway-health"
 # The beginnings of the ids of findings about a path that is perhaps a file server's, and about a probe.
 PATH, SPACE, NO_ANSWER = "path:", "space:", "no_answer:"
 # For the site's own tool, and for each of the others: nvidia-smi takes as long without persistence mode.
@@ -78,8 +78,7 @@ Probe = Callable[[HealthSettings], Iterator[Finding]]
 def answer(argument: str) -> int:
     """Answer a request; return the exit code."""
     findings = examine(HealthSettings(**json.loads(argument)))
-    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    print(ANSWER + json.dumps({"node": node, "time": time.time(), "findings": findings}), flush=True)
+    print_answer(ANSWER, {"time": time.time(), "findings": findings})
     return 0
 
 
