@@ -20,7 +20,7 @@ from slipway.supervisor.health import COUNT, SICK, WARNING, Finding
 from slipway.supervisor.hooks import Verdict
 from slipway.supervisor.job import Job
 from slipway.supervisor.later_links import LaterLinks
-from slipway.supervisor.node_answers import NodeAnswers
+from slipway.supervisor.node_answers import NodeAnswers, build_question, question_environment
 from slipway.supervisor.nodes import Nodes, SickNodes
 from slipway.supervisor.tasks import Signals
 
@@ -38,8 +38,6 @@ _MAY_DIFFER = "interfaces"
 _SILENT = "silent"
 # The beginnings of the ids of findings that may be a file server's fault.
 _OF_SERVERS = (node_health.PATH, node_health.SPACE, node_health.NO_ANSWER + "/")
-# They give the step of one task a part of a node's GPUs.
-_OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_TRES", "SLURM_GPU_BIND")
 
 Findings = Dict[str, List[Finding]]
 
@@ -209,23 +207,16 @@ def _ask(
 def _start(
     job: Job, hosts: Sequence[str], health: HealthSettings, signals: Signals
 ) -> "subprocess.Popen[bytes]":
-    count = str(len(hosts))
-    command = ["srun", "--overlap", "--export=ALL", "--job-name=health", "--mpi=none", "--kill-on-bad-exit=0"]
-    command += ["--nodelist=" + ",".join(hosts), "--nodes=" + count, "--ntasks=" + count]
-    command += ["--ntasks-per-node=1", *job.settings.host_arguments, sys.executable, "-IS"]
-    command += [os.path.join(job.directory, os.path.basename(sys.argv[0])), HEALTH]
-    command.append(json.dumps(health._asdict()))
-
     def begin() -> None:
         os.setpgid(0, 0)
         signals.release()
 
     return subprocess.Popen(
-        command,
+        build_question(job, hosts, HEALTH, json.dumps(health._asdict())),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={name: value for name, value in os.environ.items() if name not in _OF_TASKS},
+        env=question_environment(),
         preexec_fn=begin,
     )
 
