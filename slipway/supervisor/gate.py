@@ -39,6 +39,9 @@ _SILENT = "silent"
 # The beginnings of the ids of findings that may be a file server's fault.
 _OF_SERVERS = (node_health.PATH, node_health.SPACE, node_health.NO_ANSWER + "/")
 
+# srun's word for a node on which it cannot start a task.
+_NOT_STARTED = re.compile(r"Task launch for \S+ failed on node ([^ :]+): ")
+
 Findings = Dict[str, List[Finding]]
 
 
@@ -153,13 +156,16 @@ def _compare(findings: Findings, name: str) -> None:
 def _ask_all(job: Job, hosts: Sequence[str], health: HealthSettings, signals: Signals) -> Findings:
     """Return the findings of each node; of one that gives no answer that it gave none.
 
-    Where srun cannot start on one node, it ends all: those without an answer are asked once more. If no node
-    answers, nothing is known: the tasks start.
+    Where srun cannot start on one node, it ends all: the others without an answer are asked once more. If no
+    node answers, nothing is known: the tasks start.
     """
     answers, said = _ask(job, hosts, health, signals)
     silent = [host for host in hosts if host not in answers]
-    if len(silent) > 1:
-        more, last_said = _ask(job, silent, health, signals)
+    # With a node on which it cannot start it would end the others again.
+    refused = [match.group(1) for match in map(_NOT_STARTED.search, said) if match]
+    others = [host for host in silent if host not in refused]
+    if len(silent) > 1 and others:
+        more, last_said = _ask(job, others, health, signals)
         answers.update(more)
         said += last_said
     if not answers:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slipway.common.node.settings import HealthSettings
-from slipway.supervisor import health
+from slipway.supervisor import gate, health
 from slipway.supervisor.gate import judge
 from slipway.supervisor.health import COUNT, SICK, WARNING, Finding
 from tests.fakes.programs import prepend_to_path, write_programs
@@ -222,3 +223,23 @@ def test_a_fault_of_all_nodes_and_a_smaller_number_are_warnings() -> None:
         ("n1", GONE.why),
         ("n1", "7 RDMA ports are active, and 8 on some other nodes"),
     ]
+
+
+# --- questions to the nodes
+
+
+def test_nodes_that_srun_has_ended_are_asked_without_the_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[list[str]] = []
+    dead = "Task launch for StepId=17.0 failed on node n3: Communication connection failure"
+
+    def ask(job: Any, hosts: Sequence[str], *_: object) -> tuple[dict[str, list[Finding]], list[str]]:
+        rounds.append(list(hosts))
+        if "n3" not in hosts:
+            return {host: [] for host in hosts}, []
+        return {"n1": []}, [dead, "n2: task 1: Terminated", "n4: task 3: Terminated"]
+
+    monkeypatch.setattr(gate, "_ask", ask)
+    unused: Any = None
+    findings = gate._ask_all(unused, ["n1", "n2", "n3", "n4"], HealthSettings(), unused)
+    assert rounds == [["n1", "n2", "n3", "n4"], ["n2", "n4"]]
+    assert gate.judge(findings) == {"n3": f"it does not answer: {dead}"}
