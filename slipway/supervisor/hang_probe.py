@@ -183,7 +183,7 @@ def _try(action: Callable[[], Any]) -> Any:
 
 def _describe(process: _Process, looks: List[Dict[str, Any]]) -> Dict[str, Any]:
     last, stacks = looks[-1], [look["stacks"] for look in looks if look["stacks"]]
-    told = [look["collectives"] for look in looks if look["collectives"] is not None]
+    records = [look["collectives"] for look in looks if look["collectives"] is not None]
     frames = find_main_stack(stacks[-1]) if stacks else []
     if not frames and last["state"] in ("R", "S"):
         frames = _ask_py_spy(process.pid)
@@ -196,9 +196,9 @@ def _describe(process: _Process, looks: List[Dict[str, Any]]) -> Dict[str, Any]:
         "pid": process.pid,
         "state": last["state"] if all(look["state"] == last["state"] for look in looks) else "R",
         "answers": bool(stacks) or process.file is None,
-        "moves": runs or len(outlines) > 1 or told[:1] != told[-1:],
+        "moves": runs or len(outlines) > 1 or records[:1] != records[-1:],
         "frames": frames,
-        "collectives": told[-1] if told else {},
+        "collectives": records[-1] if records else {},
     }
     if answer["state"] == "D":
         words = (_read_if_allowed(process.pid, name) for name in ("stack", "wchan"))  # the first is root's
