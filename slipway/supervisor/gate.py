@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from slipway.common.files import to_printable
 from slipway.common.node import marks
@@ -20,6 +20,7 @@ from slipway.supervisor.health import COUNT, SICK, WARNING, Finding
 from slipway.supervisor.hooks import Verdict
 from slipway.supervisor.job import Job
 from slipway.supervisor.later_links import LaterLinks
+from slipway.supervisor.node_answers import NodeAnswers, build_question, question_environment
 from slipway.supervisor.nodes import Nodes, SickNodes
 from slipway.supervisor.tasks import Signals
 
@@ -33,8 +34,13 @@ _MOST_NAMED = 8
 _SKEW_SECONDS = 5
 # Links of which a node may have fewer than others: sites plug cables into some nodes alone.
 _MAY_DIFFER = "interfaces"
-# They give the step of one task a part of a node's GPUs.
-_OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_TRES", "SLURM_GPU_BIND")
+# The id of a finding about a node without an answer.
+_SILENT = "silent"
+# The beginnings of the ids of findings that may be a file server's fault.
+_OF_SERVERS = (node_health.PATH, node_health.SPACE, node_health.NO_ANSWER + "/")
+
+# srun's word for a node on which it cannot start a task.
+_NOT_STARTED = re.compile(r"Task launch for \S+ failed on node ([^ :]+): ")
 
 Findings = Dict[str, List[Finding]]
 
@@ -110,18 +116,19 @@ def _find_warnings(findings: Findings) -> Dict[str, List[str]]:
 def judge(findings: Findings) -> Dict[str, str]:
     """Return the sick nodes, each with the reason; what is compared becomes a finding.
 
-    A fault that all nodes share is about none of them, as is that of a file server where there is one node:
-    it becomes a warning. Excluding all nodes would help nobody.
+    A fault that all nodes share which answer is about none of them, as is that of a file server where one
+    node answers: it becomes a warning. Excluding all nodes would help nobody.
     """
     for name in {each.id for own in findings.values() for each in own if each.severity == COUNT}:
         _compare(findings, name)
-    faults = {host: {each.id for each in own if each.severity == SICK} for host, own in findings.items()}
-    shared = set.intersection(*faults.values())
+    faults = [{each.id for each in own if each.severity == SICK} for own in findings.values()]
+    answered = [ids for ids in faults if _SILENT not in ids]
+    shared = set.intersection(*answered) if answered else set()
     sick = {}
     for host, own in findings.items():
         for index, finding in enumerate(own):
-            is_of_server = finding.id.startswith((node_health.PATH, node_health.SPACE))
-            if finding.id in shared and (len(findings) > 1 or is_of_server):
+            is_of_server = finding.id.startswith(_OF_SERVERS)
+            if finding.id in shared and (len(answered) > 1 or is_of_server):
                 own[index] = finding._replace(severity=WARNING)
         reasons = [finding.why for finding in own if finding.severity == SICK]
         if reasons:
@@ -149,13 +156,16 @@ def _compare(findings: Findings, name: str) -> None:
 def _ask_all(job: Job, hosts: Sequence[str], health: HealthSettings, signals: Signals) -> Findings:
     """Return the findings of each node; of one that gives no answer that it gave none.
 
-    Where srun cannot start on one node, it ends all: those without an answer are asked once more. If no node
-    answers, nothing is known: the tasks start.
+    Where srun cannot start on one node, it ends all: the others without an answer are asked once more. If no
+    node answers, nothing is known: the tasks start.
     """
     answers, said = _ask(job, hosts, health, signals)
     silent = [host for host in hosts if host not in answers]
-    if len(silent) > 1:
-        more, last_said = _ask(job, silent, health, signals)
+    # With a node on which it cannot start it would end the others again.
+    refused = [match.group(1) for match in map(_NOT_STARTED.search, said) if match]
+    others = [host for host in silent if host not in refused]
+    if len(silent) > 1 and others:
+        more, last_said = _ask(job, others, health, signals)
         answers.update(more)
         said += last_said
     if not answers:
@@ -164,7 +174,7 @@ def _ask_all(job: Job, hosts: Sequence[str], health: HealthSettings, signals: Si
         if host not in answers:
             # srun names the node in its message.
             why = next((line for line in said if re.search(rf"\b{re.escape(host)}\b", line)), "")
-            answers[host] = [Finding("silent", SICK, f"it does not answer{why and ': '}{why}")]
+            answers[host] = [Finding(_SILENT, SICK, f"it does not answer{why and ': '}{why}")]
     return {host: answers[host] for host in hosts if host in answers}
 
 
@@ -174,6 +184,7 @@ def _ask(
     """Run one srun on hosts; return the answers, and all other lines."""
     began, buffer = time.time(), b""
     answers: Findings = {}
+    lines_of_nodes = NodeAnswers(node_health.ANSWER)
     said: List[str] = []
     seconds = node_health.TOOL_SECONDS if health.command else node_health.PROBE_SECONDS
     deadline = time.monotonic() + seconds + _START_SECONDS
@@ -188,10 +199,10 @@ def _ask(
             *lines, buffer = (buffer + chunk).split(b"\n")
             for line in lines:
                 text = line.decode("utf-8", "replace")
-                if text.startswith(node_health.ANSWER):
-                    answers.update(_read(text[len(node_health.ANSWER) :], hosts, began))
-                else:
+                if not lines_of_nodes.take(text):
                     said.append(to_printable(re.sub("^srun: (error: )?", "", text)))
+            for host in set(hosts).intersection(lines_of_nodes.contents).difference(answers):
+                answers.update(_read(host, lines_of_nodes.contents[host], began))
             if not chunk:
                 break
     finally:
@@ -202,23 +213,16 @@ def _ask(
 def _start(
     job: Job, hosts: Sequence[str], health: HealthSettings, signals: Signals
 ) -> "subprocess.Popen[bytes]":
-    count = str(len(hosts))
-    command = ["srun", "--overlap", "--export=ALL", "--job-name=health", "--mpi=none", "--kill-on-bad-exit=0"]
-    command += ["--nodelist=" + ",".join(hosts), "--nodes=" + count, "--ntasks=" + count]
-    command += ["--ntasks-per-node=1", *job.settings.host_arguments, sys.executable, "-IS"]
-    command += [os.path.join(job.directory, os.path.basename(sys.argv[0])), HEALTH]
-    command.append(json.dumps(health._asdict()))
-
     def begin() -> None:
         os.setpgid(0, 0)
         signals.release()
 
     return subprocess.Popen(
-        command,
+        build_question(job, hosts, HEALTH, json.dumps(health._asdict())),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={name: value for name, value in os.environ.items() if name not in _OF_TASKS},
+        env=question_environment(),
         preexec_fn=begin,
     )
 
@@ -233,14 +237,12 @@ def _end(process: "subprocess.Popen[bytes]", is_done: bool) -> None:
             return
 
 
-def _read(text: str, hosts: Sequence[str], began: float) -> Findings:
-    """Read an answer: a line that the tasks' user or a shell could have printed too."""
+def _read(host: str, content: Any, began: float) -> Findings:
+    """Read an answer: lines that the tasks' user or a shell could have printed too."""
     with suppress(ValueError, TypeError, KeyError, AttributeError):
-        content = json.loads(text)
-        node, findings = content["node"], [Finding(*fields) for fields in content["findings"]]
+        findings = [Finding(*fields) for fields in content["findings"]]
         skew = max(began - content["time"], content["time"] - time.time())
         if skew > _SKEW_SECONDS:
             findings.append(Finding("clock", WARNING, f"its clock is off by {skew:.0f} s", skew))
-        if node in hosts:
-            return {node: findings}
+        return {host: findings}
     return {}

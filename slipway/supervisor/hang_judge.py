@@ -57,7 +57,7 @@ class Hang(NamedTuple):
     suspects
         These ranks; none where no rank stands out.
     hosts
-        The host that they are on, if it is one.
+        Their host, if all of them are on one; the hosts that did not answer.
     moves
         Some rank still does something: it may be slow, and no hang.
     """

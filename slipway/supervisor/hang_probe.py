@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from slipway.common.files import names_in
+from slipway.supervisor.node_answers import NodeAnswers, print_answer
 
 # As in `templates/python/sitecustomize.py`.
 ANSWER_SIGNAL, ANSWER_NAME = 57, "slipway-rank-"
@@ -17,8 +18,6 @@ ANSWER_SIGNAL, ANSWER_NAME = 57, "slipway-rank-"
 _ANSWER_SECONDS, _LOOKS, _BETWEEN_SECONDS = 2.0, 6, 0.4
 _PY_SPY_SECONDS = 5.0
 _MOST_FRAMES, _LONGEST_STACKS, _LONGEST_LINE = 40, 16000, 300
-# Slurm passes lines of this length on as a whole, whatever other nodes print meanwhile.
-_CHUNK = 700
 _PREFIX = "slipway-ranks"
 _PROC = "/proc"
 
@@ -41,26 +40,16 @@ class _Process(NamedTuple):
 
 
 def print_ranks(tag: str) -> None:
-    """Print where the ranks of a launch on this node stand, in lines that `read_answers` joins."""
-    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    text = json.dumps({"node": node, "ranks": look_at_ranks(tag)})
-    for start in range(0, len(text), _CHUNK):
-        is_last = start + _CHUNK >= len(text)
-        print(_PREFIX, node, int(is_last), text[start : start + _CHUNK], flush=True)
+    """Print where the ranks of a launch on this node stand, for `read_answers`."""
+    print_answer(_PREFIX, look_at_ranks(tag))
 
 
 def read_answers(output: str) -> Dict[str, List[Dict[str, Any]]]:
     """Return by node the ranks that `print_ranks` has printed there; a node that was cut off has none."""
-    texts: Dict[str, str] = {}
-    answers: Dict[str, List[Dict[str, Any]]] = {}
+    answers = NodeAnswers(_PREFIX)
     for line in output.splitlines():
-        words = line.split(" ", 3)
-        if len(words) < 4 or words[0] != _PREFIX:
-            continue
-        texts[words[1]] = texts.get(words[1], "") + words[3]
-        if words[2] == "1":
-            answers[words[1]] = json.loads(texts[words[1]])["ranks"]
-    return answers
+        answers.take(line)
+    return answers.contents
 
 
 def look_at_ranks(tag: str) -> List[Dict[str, Any]]:
@@ -194,7 +183,7 @@ def _try(action: Callable[[], Any]) -> Any:
 
 def _describe(process: _Process, looks: List[Dict[str, Any]]) -> Dict[str, Any]:
     last, stacks = looks[-1], [look["stacks"] for look in looks if look["stacks"]]
-    told = [look["collectives"] for look in looks if look["collectives"] is not None]
+    records = [look["collectives"] for look in looks if look["collectives"] is not None]
     frames = find_main_stack(stacks[-1]) if stacks else []
     if not frames and last["state"] in ("R", "S"):
         frames = _ask_py_spy(process.pid)
@@ -207,9 +196,9 @@ def _describe(process: _Process, looks: List[Dict[str, Any]]) -> Dict[str, Any]:
         "pid": process.pid,
         "state": last["state"] if all(look["state"] == last["state"] for look in looks) else "R",
         "answers": bool(stacks) or process.file is None,
-        "moves": runs or len(outlines) > 1 or told[:1] != told[-1:],
+        "moves": runs or len(outlines) > 1 or records[:1] != records[-1:],
         "frames": frames,
-        "collectives": told[-1] if told else {},
+        "collectives": records[-1] if records else {},
     }
     if answer["state"] == "D":
         words = (_read_if_allowed(process.pid, name) for name in ("stack", "wchan"))  # the first is root's

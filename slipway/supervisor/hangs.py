@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
@@ -14,6 +13,7 @@ from slipway.supervisor.hang_judge import Hang, Rank, group_by_stack, judge
 from slipway.supervisor.hang_probe import read_answers
 from slipway.supervisor.job import Job
 from slipway.supervisor.nccl_ras import ask
+from slipway.supervisor.node_answers import build_question, question_environment
 
 # A node that has not answered after this is a suspect itself.
 _PROBE_SECONDS = 20
@@ -52,29 +52,18 @@ def _find_hosts(job: Job) -> List[str]:
 
 def _ask_nodes(job: Job, hosts: Sequence[str]) -> Dict[str, List[Dict[str, Any]]]:
     """Return the answers of the nodes that answer in time."""
-    command = [
-        sys.executable,
-        "-IS",
-        os.path.join(job.directory, "supervisor.pyz"),
-        "stacks",
-        job.settings.tag,
-    ]
-    if hosts:
-        count = str(len(hosts))
-        each = [
-            "--nodes=" + count,
-            "--ntasks=" + count,
-            "--ntasks-per-node=1",
-            "--nodelist=" + ",".join(hosts),
-        ]
-        command = ["srun", "--overlap", "--export=ALL", *each, *job.settings.host_arguments, *command]
+    command = build_question(job, hosts, "stacks", job.settings.tag)
     # A srun that nobody ends waits for a node that is away.
-    limited = ["timeout", "--kill-after=2", str(_PROBE_SECONDS), *command]
-    done = subprocess.run(limited, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    output, errors = done.stdout, done.stderr
-    answers = read_answers(output.decode("utf-8", "replace"))
+    done = subprocess.run(
+        ["timeout", "--kill-after=2", str(_PROBE_SECONDS), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=question_environment(),
+    )
+    answers = read_answers(done.stdout.decode("utf-8", "replace"))
     if not answers:
-        raise OSError(f"no rank could be asked: {errors.decode('utf-8', 'replace').strip()[-500:]}")
+        raise OSError(f"no rank could be asked: {done.stderr.decode('utf-8', 'replace').strip()[-500:]}")
     return answers
 
 

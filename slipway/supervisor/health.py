@@ -18,12 +18,12 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from slipway.common.files import to_printable
 from slipway.common.node.settings import HealthSettings
+from slipway.supervisor.node_answers import print_answer
 
 SICK, WARNING, COUNT = "sick", "warning", "count"
-# The beginning of the line with the answer: prologs and shells may print others.
-ANSWER = "SLIPWAY_HEALTH "
-# The beginnings of the ids of findings about a path that is perhaps a file server's.
-PATH, SPACE = "path:", "space:"
+ANSWER = "slipway-health"
+# The beginnings of the ids of findings about a path that is perhaps a file server's, and about a probe.
+PATH, SPACE, NO_ANSWER = "path:", "space:", "no_answer:"
 # For the site's own tool, and for each of the others: nvidia-smi takes as long without persistence mode.
 TOOL_SECONDS, PROBE_SECONDS = 120, 20
 # A file server that is busy answers within that.
@@ -78,8 +78,7 @@ Probe = Callable[[HealthSettings], Iterator[Finding]]
 def answer(argument: str) -> int:
     """Answer a request; return the exit code."""
     findings = examine(HealthSettings(**json.loads(argument)))
-    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    print(ANSWER + json.dumps({"node": node, "time": time.time(), "findings": findings}), flush=True)
+    print_answer(ANSWER, {"time": time.time(), "findings": findings})
     return 0
 
 
@@ -96,7 +95,7 @@ def examine(request: HealthSettings) -> List[Finding]:
         space = "own_space" if path == temporary else SPACE + path
         table.append((path, SICK, partial(check_path, path, space), _PATH_SECONDS))
     if request.command:
-        table.append((request.command[0], SICK, run_tool, TOOL_SECONDS))
+        table.append((os.path.basename(request.command[0]), SICK, run_tool, TOOL_SECONDS))
     findings = _run_all(table, request)
     findings.sort(key=lambda finding: (SICK, WARNING, COUNT).index(finding.severity))
     return [each._replace(why=to_printable(each.why)[:_MOST_CHARS]) for each in findings[:_MOST_FINDINGS]]
@@ -123,7 +122,7 @@ def _run_all(table: Sequence[Tuple[str, str, Probe, int]], request: HealthSettin
                 del waiting[descriptor]
                 os.killpg(process, signal.SIGKILL)
                 why = f"{name}: no answer within {seconds} seconds"
-                findings.append(Finding("no_answer:" + name, severity, why, seconds))
+                findings.append(Finding(NO_ANSWER + name, severity, why, seconds))
     return findings
 
 

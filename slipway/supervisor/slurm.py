@@ -205,8 +205,13 @@ class Slurm:
 
     def find_tasks_step(self) -> Optional[int]:
         """Return the number of the tasks' step, before those that they start; ``None`` if it is not known."""
-        steps = self.find_steps(self._job.environment.get("SLURM_JOB_NAME", ""))
+        steps = self.find_tasks_steps()
         return min((int(step.rpartition(".")[2]) for step in steps or ()), default=None)
+
+    def find_tasks_steps(self) -> Optional[List[str]]:
+        """Return the steps with the name of the tasks' own; ``None`` where Slurm does not answer."""
+        # In an allocation the script has changed the name: that of the job is every step's of its user.
+        return self.find_steps(os.environ.get("SLURM_JOB_NAME", ""))
 
     # --- actions ---
 

@@ -174,9 +174,9 @@ class Starts:
         """
         if self.job.settings.scheduler == LOCAL:
             return ""
-        name, began, turn = self.job.environment.get("SLURM_JOB_NAME", ""), time.monotonic(), 0
+        began, turn = time.monotonic(), 0
         while True:
-            known, waited = self._slurm.find_steps(name), time.monotonic() - began
+            known, waited = self._slurm.find_tasks_steps(), time.monotonic() - began
             if known is None:
                 return "whether its step is gone could not be asked"
             steps = [step for step in known if step not in self._lost_steps]

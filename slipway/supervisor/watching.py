@@ -121,8 +121,8 @@ class _Watch:
     ) -> Tuple[List[Reading], Sequence[str]]:
         """Let the ranks say why there is no step, before people are told; return the suspect hosts as well.
 
-        Ranks that still move may only be slow: they are not ended before the time of a pause is over. What
-        comes meanwhile is added to `events`.
+        Ranks that still move may only be slow: they are not ended before the time of a pause is over, and
+        not at all where nobody can read steps. What comes meanwhile is added to `events`.
         """
         from slipway.watch import alerts
 
@@ -142,7 +142,7 @@ class _Watch:
 
                 inquiry = hangs.find_hang(job)
                 hosts, why = inquiry.hang.hosts, f"{reading.why}: {inquiry.hang.why}"
-                is_short = self._window.now - (reading.since or 0.0) <= own.pause
+                is_short = listens or self._window.now - (reading.since or 0.0) <= own.pause
                 later = self._read_events(job)
                 events += later
                 if later or (listens and _listen(job, self._window.now, own.first).state == QUIET):

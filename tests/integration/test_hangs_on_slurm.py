@@ -69,7 +69,7 @@ def test_hanging_ranks_are_named_and_slow_ones_are_left_alone(tmp_path: Path, pl
             *("stages=[command]", f"command.run.name={name}", f"command.tasks_per_node={tasks}"),
             "command.nodes=2",
             f"command.argv=[{sys.executable},{SCRIPT},{','.join(words)}]",
-            f"watch.no_step={{reaction: restart, first: {first}, pause: 60}}",
+            f"watch.no_step={{reaction: restart, first: {first}, pause: 5}}",
         ]
         run_command(SLIPWAY, "launch", *WATCH, *own, cwd=tmp_path, **conf)
         return tmp_path / "results" / name

@@ -146,15 +146,27 @@ def test_progress_of_megatron_lm_forgives_failures(tmp_path: Path) -> None:
     assert "stop: 2 starts in a row ended without a new checkpoint" in output
 
 
-def test_the_step_of_a_killed_srun_is_killed_and_no_other(tmp_path: Path) -> None:
+ALLOCATION = [
+    *("cluster=interactive", "cluster.scheduler=allocation", "resilience.links=1", "container=null"),
+    *("training.trainer.devices=1", "training.trainer.num_nodes=2", "cluster.job_name_prefix=''"),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "of_steps"), [([], "a_job", "a_job"), (ALLOCATION, "interactive", "gpt3_tiny")]
+)
+def test_the_step_of_a_killed_srun_is_killed_and_no_other(
+    tmp_path: Path, overrides: list[str], name: str, of_steps: str
+) -> None:
     """srun may die without its tasks; beside these somebody may have a shell on the node."""
-    chain = restarting_chain(tmp_path, f"((start > 1)) || exit 137; cat {tmp_path}/steps >{tmp_path}/left")
-    (tmp_path / "steps").write_text("17.0 a_job\n17.1 bash\n17.batch batch\n")
+    tasks = f"((start > 1)) || exit 137; cat {tmp_path}/steps >{tmp_path}/left"
+    chain = restarting_chain(tmp_path, tasks, *overrides)
+    (tmp_path / "steps").write_text(f"17.0 {of_steps}\n17.1 interactive\n17.batch batch\n")
     steps = f"if [[ $* == *--steps* ]]; then cat {tmp_path}/steps; exit; fi\n"
     chain.replace_command("squeue", steps + COMMANDS["squeue"])
     chain.replace_command("scancel", f"[[ $* != *--signal=KILL* ]] || sed -i /17.0/d {tmp_path}/steps")
-    code, output = chain.run(SLURM_JOB_NAME="a_job")
+    code, output = chain.run(SLURM_JOB_NAME=name)
     assert (code, len(starts(chain))) == (0, 2), output
     assert "scancel --signal=KILL 17.0" in chain.calls_of("scancel")
-    assert (tmp_path / "left").read_text() == "17.1 bash\n17.batch batch\n"
-    assert all("--job-name=a_job" in call for call in chain.calls_of("srun"))
+    assert (tmp_path / "left").read_text() == "17.1 interactive\n17.batch batch\n"
+    assert all(f"--job-name={of_steps}" in call for call in chain.calls_of("srun"))

@@ -327,6 +327,9 @@ def test_lines_of_nodes_that_print_at_once_are_told_apart(
     answers = read_answers("\n".join(["srun: a line of its own", *mixed]))
     assert {node: own[0]["rank"] for node, own in answers.items()} == {"n1": "n1", "n2": "n2"}
     assert list(read_answers("\n".join(mixed[:-1]))) == ["n1"]  # n2 was cut off
+    assert list(read_answers("\n".join([*lines["n1"][1:], *lines["n2"]]))) == [
+        "n2"
+    ]  # the first of n1 is lost
 
 
 def test_the_main_thread_is_the_one_that_took_the_signal() -> None:

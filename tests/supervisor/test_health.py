@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slipway.common.node.settings import HealthSettings
-from slipway.supervisor import health
+from slipway.supervisor import gate, health
 from slipway.supervisor.gate import judge
 from slipway.supervisor.health import COUNT, SICK, WARNING, Finding
 from tests.fakes.programs import prepend_to_path, write_programs
@@ -180,6 +181,8 @@ def ports(number: int) -> Finding:
 
 ECC = Finding("gpu_ecc", SICK, "GPU 3: 2 uncorrected memory errors", 2)
 GONE = Finding("path:/data", SICK, "/data: No such file or directory")
+HUNG = Finding("no_answer:/data", SICK, "/data: no answer within 10 seconds", 10)
+SILENT = Finding("silent", SICK, "it does not answer")
 
 
 @pytest.mark.parametrize(
@@ -192,6 +195,11 @@ GONE = Finding("path:/data", SICK, "/data: No such file or directory")
         ([[GONE]], []),
         ([[GONE], []], ["n0"]),
         ([[GONE], [GONE, ECC]], ["n1"]),
+        ([[HUNG]], []),  # nobody knows if it is the node's fault, or the server's
+        ([[HUNG], []], ["n0"]),
+        ([[GONE], [SILENT], [GONE]], ["n1"]),
+        ([[ECC, GONE], [SILENT]], ["n0", "n1"]),
+        ([[GONE], [SILENT]], ["n1"]),
         ([[ports(8)], [ports(8)], [ports(7)], [ports(8)]], ["n2"]),
         ([[ports(8)], [ports(9)], [ports(8)], [ports(8)]], []),
         ([[ports(8)], [ports(7)]], []),  # who knows which of the two is right
@@ -215,3 +223,23 @@ def test_a_fault_of_all_nodes_and_a_smaller_number_are_warnings() -> None:
         ("n1", GONE.why),
         ("n1", "7 RDMA ports are active, and 8 on some other nodes"),
     ]
+
+
+# --- questions to the nodes
+
+
+def test_nodes_that_srun_has_ended_are_asked_without_the_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[list[str]] = []
+    dead = "Task launch for StepId=17.0 failed on node n3: Communication connection failure"
+
+    def ask(job: Any, hosts: Sequence[str], *_: object) -> tuple[dict[str, list[Finding]], list[str]]:
+        rounds.append(list(hosts))
+        if "n3" not in hosts:
+            return {host: [] for host in hosts}, []
+        return {"n1": []}, [dead, "n2: task 1: Terminated", "n4: task 3: Terminated"]
+
+    monkeypatch.setattr(gate, "_ask", ask)
+    unused: Any = None
+    findings = gate._ask_all(unused, ["n1", "n2", "n3", "n4"], HealthSettings(), unused)
+    assert rounds == [["n1", "n2", "n3", "n4"], ["n2", "n4"]]
+    assert gate.judge(findings) == {"n3": f"it does not answer: {dead}"}

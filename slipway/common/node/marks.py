@@ -180,7 +180,7 @@ def read_attempts(
         Those of the launch: an attempt with another tag is of a launch that was here before.
     each_start
         Return each start of the tasks as an attempt of its own; otherwise one attempt for all of them, with
-        the nodes and the checkpoint of the last.
+        the nodes and the checkpoint of the last, and the end of the job.
     """
     contents: Dict[str, Dict[str, Mapping[str, Any]]] = {}
     for name in names_in(_path(launch_dir)):
@@ -217,8 +217,9 @@ def _split_starts(marks: Mapping[str, Mapping[str, Any]], each_start: bool) -> L
         if "started" in mark:
             starts.append(dict(_select(mark, _OF_START), restarts=number))
     starts[-1].update(_select(ended, _OF_END))
-    if not each_start:
-        starts = [dict(starts[-1], started=begun.get("started"))]
+    if not each_start:  # between two starts the job goes on
+        last = _select(starts[-1], (*_OF_START, "restarts"))
+        starts = [{**last, **_select(ended, _OF_END), "started": begun.get("started")}]
     common = _select({**ended, **again[0][1], **begun}, ("job_id", "tag"))
     return [dict(common, **start) for start in starts]
 

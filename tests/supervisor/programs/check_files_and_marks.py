@@ -121,6 +121,20 @@ class Marks(InDirectory):
         self.assertEqual(marks.read_attempts(self.directory, "18"), [])
         self.assertEqual(marks.read_attempts(self.directory, tags=("another",)), [])
 
+    def test_a_job_goes_on_between_two_starts_of_its_tasks(self) -> None:
+        end = {"ended": 1100, "exit_code": 137, "rule": "killed"}
+        for name, fields in (
+            (marks.STARTED, {"started": 1000, "nodes": "n1"}),
+            (marks.RESTARTED + "-1", end),
+            (marks.RESTARTED + "-1", dict(end, started=1200, nodes="n2")),
+        ):
+            marks.leave(self.directory, "17.0", name, TAG, fields)
+            (attempt,) = marks.read_attempts(self.directory)
+            self.assertEqual((attempt.started, attempt.is_over, attempt.rule), (1000.0, False, None))
+        self.assertEqual((attempt.nodes, attempt.restarts), ("n2", 1))
+        ends = [start.ended for start in marks.read_attempts(self.directory, each_start=True)]
+        self.assertEqual(ends, [1100.0, None])
+
     def test_on_a_full_disk_no_mark_is_left_and_the_job_goes_on(self) -> None:
         before = marks.leave(self.directory, "17.0", marks.STARTED, TAG, {"started": 1})
         self.assertTrue(before)
