@@ -279,6 +279,9 @@ def _restrict_job(draft: Draft, short: ShortRun) -> Iterator[str]:
         yield "resilience.links=1"
     if job.chain.restarts:
         yield "resilience.restarts=0"
+    if job.resources.spares:
+        # They are refused where nothing replaces a node, and a ramp times the nodes that it chose.
+        yield "resilience.spares=0"
     if job.resources.max_nodes is not None:
         yield "resilience.nodes=null"
     if "array" in job.queue.further:

@@ -81,9 +81,9 @@ class SavedShards(NamedTuple):
 
 
 class RewrittenPast(NamedTuple):
-    """A key that tells another past than the checkpoint from which our trainer would resume.
+    """A key that contradicts what the checkpoint was trained on from which our trainer would resume.
 
-    The checkpoint was trained with `recorded` up to sample `consumed`.
+    That is `recorded`, up to sample `consumed`.
     """
 
     key: str
@@ -101,7 +101,7 @@ class EarlierTraining:
     since `data_since`, the checkpoint or the launch, each as old → new; `accept` is the value of
     `training.resume.accept_data` that accepts them, `accepted` the value that is set. Our trainer resumes
     from step `saved`; `shards` is that checkpoint if only some parallel sizes can load its optimizer states.
-    `rewritten` is a key that tells another past than that checkpoint.
+    `rewritten` is a key that contradicts what that checkpoint was trained on.
     `steps` are `trainer.max_steps` before and now where they differ, `rate` the first step with another
     learning rate, with the rate before and now. `abandoned` are checkpoints of the run that the NeMo launcher
     made, and that no launch of ours would find.

@@ -339,7 +339,10 @@ def _describe_history(answer: Mapping[str, Any]) -> Iterator[str]:
         if count > 1
     ]
     if data_sets:
-        yield f"up to here: {answer['last_sample'] + 1:,} samples, {', '.join(often) or 'none twice'}"
+        # Another order may have shown the same windows before.
+        order = " in this order" if answer["data_generation"] else ""
+        seen = ", ".join(often) or "none twice"
+        yield f"up to here: {answer['last_sample'] + 1:,} samples, {seen}{order}"
 
 
 def _name(prefix: str, sets: Sequence[str]) -> str:

@@ -101,7 +101,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Launch, or print what would be launched; return the exit code."""
     if args.ramp_drop is not None and args.ramp is None:
-        raise UserError("--ramp-drop: it is of a ramp", hint="--ramp 1,2,4")
+        raise UserError("--ramp-drop: only with --ramp", hint="--ramp 1,2,4")
     if args.launch_dir is None and (args.build or args.smoke or args.ramp):
         launched, code = _build_and_try(args)
     else:

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         return _exclude(args, until)
     for option, value in (("--why", args.why), ("--for", args.age)):
         if value is not None:
-            raise UserError(f"{option}: it is of a node to exclude", hint="--exclude NODE")
+            raise UserError(f"{option}: only with --exclude", hint="--exclude NODE")
     try:
         shared = {node.node: node for node in read_exclude_file(path, now)} if path is not None else {}
     except (OSError, ValueError) as error:
@@ -163,7 +163,8 @@ def _exclude(args: argparse.Namespace, until: int) -> int:
     except OSError as error:
         raise _unusable(path, "written", error) from error
     for entry in entries:
-        print(escape(f"{entry.node} is excluded {_explain(entry)}"))
+        text = _explain(entry) if until > time.time() else f"no longer: {entry.why} ({entry.job})"
+        print(escape(f"{entry.node} is excluded {text}"))
     print_stderr(f"launches read it with resilience.exclude_file={path.absolute()}")
     return 0
 

@@ -96,13 +96,14 @@ class NodeRecord:
 def count_node_failures(launches: Iterable[Launch], since: float) -> list[NodeRecord]:
     """Return a record of each node that the launches used or failed on after a time, the worst first."""
     records: dict[str, NodeRecord] = {}
+    failures: list[tuple[str, NodeFailure]] = []
     # By run, node and job: an end and a line of the file may be of one failure.
-    failures: dict[tuple[Path, str, str], NodeFailure] = {}
+    named: set[tuple[Path, str, str]] = set()
     ends: dict[tuple[Path, str], float | None] = {}
     now = time.time()
     for launch in launches:
         run_dir = launch.paths.run_dir
-        for attempt in launch.attempts:
+        for attempt in launch.starts:
             job, ended = attempt.job_id, attempt.ended or attempt.started
             ends[run_dir, job] = ended
             used = _used_seconds(launch, attempt, since, now)
@@ -110,13 +111,16 @@ def count_node_failures(launches: Iterable[Launch], since: float) -> list[NodeRe
                 records.setdefault(node, NodeRecord(node)).seconds += used
             for node in _find_blamed(attempt):
                 why = attempt.why or ""
-                failures[run_dir, node, job] = NodeFailure(run_dir.name, job, ended or 0.0, attempt.rule, why)
+                failures.append((node, NodeFailure(run_dir.name, job, ended or 0.0, attempt.rule, why)))
+                named.add((run_dir, node, job))
     for run_dir in {run_dir for run_dir, _ in ends}:
         for entry in read_lines_of_run(run_dir):
             moment = ends.get((run_dir, entry.job)) or min(float(entry.until), now)
-            line = NodeFailure(run_dir.name, entry.job, moment, None, entry.why)
-            failures.setdefault((run_dir, entry.node, entry.job), line)
-    for (_, node, _), failure in failures.items():
+            if (run_dir, entry.node, entry.job) not in named:
+                named.add((run_dir, entry.node, entry.job))
+                line = NodeFailure(run_dir.name, entry.job, moment, None, entry.why)
+                failures.append((entry.node, line))
+    for node, failure in failures:
         if failure.time >= since:
             records.setdefault(node, NodeRecord(node)).failures.append(failure)
     mark_worse(list(records.values()))
@@ -184,5 +188,6 @@ def mark_worse(records: Sequence[NodeRecord]) -> None:
 
     for record in used if len(used) > 1 else ():
         least, part = len(record.failures), record.seconds / seconds
-        chance = math.fsum(chance_of(k, part) for k in range(least, total + 1))
-        record.is_above = least > 0 and chance < _CHANCE / len(used)
+        if least > part * total:  # else it fails no more often than all do
+            chance = math.fsum(chance_of(k, part) for k in range(least, total + 1))
+            record.is_above = chance < _CHANCE / len(used)

@@ -47,7 +47,7 @@ def _numbers(text: str) -> list[str]:
         if not ends:
             return []
         first, last = int(ends[1]), int(ends[2] or ends[1])
-        if last < first or last - first > _MAX_NAMES:
+        if last < first or len(numbers) + last - first > _MAX_NAMES:
             return []
         numbers += [f"{number:0{len(ends[1])}}" for number in range(first, last + 1)]
     return numbers

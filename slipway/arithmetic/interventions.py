@@ -27,7 +27,7 @@ def was_made(changes: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
 
 
 def find_rewritten(changes: Mapping[str, Any], recorded: Mapping[str, Any], consumed: int) -> str | None:
-    """Return the first key that tells another past than a checkpoint's marker; None if none does.
+    """Return the first key that contradicts what a checkpoint was trained on; None if none does.
 
     Parameters
     ----------

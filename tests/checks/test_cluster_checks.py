@@ -440,6 +440,7 @@ def test_facts_that_were_not_gathered_are_not_reported() -> None:
         ("n[3-1]", None),
         ("n[1-9999999]", None),
         ("r[0-999]n[0-999]", None),
+        (f"n[{','.join(['0-99999'] * 3)}]", None),
     ],
 )
 def test_hostlists_are_expanded(hostlist: str, names: set[str] | None) -> None:

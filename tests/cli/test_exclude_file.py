@@ -30,7 +30,9 @@ def test_last_line_of_a_node_counts(tmp_path: Path, capsys: Capsys) -> None:
     assert (first.node, first.why, second.node) == ("n1", "Xid?79?again", "n2")
     assert "@" in first.job and first.job.endswith("Z"), "who, and when"
     assert run("--exclude", "n1", "--for", "2d", *add) == 0
+    capsys.readouterr()
     assert run("--exclude", "n2", "--why", "new GPU", "--for", "0d", "--exclude-file", str(file)) == 0
+    assert capsys.readouterr().out.startswith("n2 is excluded no longer: new GPU (")
     assert [node.node for node in read_exclude_file(file, 0.0)] == ["n1", "n2"]
     assert [node.node for node in read_exclude_file(file, 1.8e9)] in ([], ["n1"])
     assert len(file.read_text().splitlines()) == 4, "nothing is removed"
@@ -51,7 +53,7 @@ def test_last_line_of_a_node_counts(tmp_path: Path, capsys: Capsys) -> None:
             ["--exclude", "n1", "--exclude-file", "f", "--why", "x", "run"],
             "--exclude n1 run: it takes no run",
         ),
-        (["--why", "x"], "--why: it is of a node to exclude"),
+        (["--why", "x"], "--why: only with --exclude"),
         (["--since", "1y"], "--since 1y: not an age"),
         (["--exclude-file", "missing"], "--exclude-file missing: it cannot be read: no such file"),
         (["--exclude", "n1", "--exclude-file", ".", "--why", "x"], "it cannot be written: is a directory"),

@@ -100,6 +100,12 @@ def test_one_job_of_an_array_is_tried(plan: Any, key: str) -> None:
     assert "_%j.out" in smoke.draft.script
 
 
+def test_a_smoke_has_no_spares_and_no_restarts(plan: Any) -> None:
+    full_draft, smoke = plan("training=gpt3/126m", "resilience.restarts=2", "resilience.spares=2")
+    assert "#SBATCH --nodes=10\n" in full_draft.script
+    assert "#SBATCH --nodes=1\n" in smoke.draft.script
+
+
 def test_a_shorter_time_limit_stays(plan: Any) -> None:
     _, smoke = plan("training=gpt3/126m", "training.run.time_limit=00:10:00")
     assert smoke.draft.plan.job.resources.time_limit == "00:10:00"

@@ -196,7 +196,7 @@ def test_passed_over_samples_and_changed_weights_are_proved(audited_run: Audited
     assert "passed over: samples 17 to 20" in lines
     epochs = -(-counts[web]["samples"] // counts[web]["windows"])
     assert counts[books]["samples"] <= counts[books]["windows"] and epochs > 1
-    assert f"up to here: 48 samples, web {epochs} times at most" in lines
+    assert f"up to here: 48 samples, web {epochs} times at most in this order" in lines
 
 
 def test_an_intervention_into_the_past_is_refused_before_it_is_launched(audited_run: AuditedRun) -> None:

@@ -109,7 +109,7 @@ def test_a_killed_ramp_goes_on_and_an_interrupted_one_cancels(tmp_path: Path, co
         (["--ramp=1,8"], "--ramp 1,8: more nodes than training.trainer.num_nodes=4"),
         (["--ramp=0"], "'0' is not a list of numbers of nodes"),
         (["--ramp=1,2", "--ramp-drop=x"], "'x' is not a whole number of at least 1"),
-        (["--ramp-drop=5"], "--ramp-drop: it is of a ramp"),
+        (["--ramp-drop=5"], "--ramp-drop: only with --ramp"),
         (["--ramp=1,2", "--smoke"], "--ramp and --smoke: a ramp launches its rungs alone"),
         (["--ramp=1,2", "--follow"], "--ramp and --follow: a ramp launches its rungs alone"),
         (

@@ -99,6 +99,19 @@ def test_failures_are_those_of_machines_each_once(runs: Runs) -> None:
     assert nodes["n2"].rate and nodes["n2"].rate[0] == pytest.approx(1 / 3) and nodes["n2"].last == NOON + DAY
 
 
+def test_each_start_of_the_tasks_has_its_nodes_and_its_end(runs: Runs) -> None:
+    first = runs.launch("a")
+    mark(first, "11", days=3, nodes="n1,n2", rule="killed", host="n1", exit_code=1)
+    again = {"ended": NOON + DAY, "rule": "gpu_lost", "excluded": "n2", "verdict": "exclude", "exit_code": 1}
+    start = {"job_id": "11", "started": NOON + 2 * DAY, "nodes": "n1,n3"}
+    (first / "marks" / "11.0.restarted-1.json").write_text(json.dumps({**again, **start}))
+    assert {name: (round(node.days, 6), dict(node.reasons)) for name, node in count(runs).items()} == {
+        "n1": (2.0, {"killed": 1}),
+        "n2": (1.0, {"gpu_lost": 1}),
+        "n3": (1.0, {}),
+    }
+
+
 def test_only_what_happened_since_a_time_counts(runs: Runs) -> None:
     mark(runs.launch("a"), "11", days=3, nodes="n1", rule="killed", host="n1")
     assert count(runs, NOON + 2 * DAY)["n1"].days == pytest.approx(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,18 @@ def main(arguments: list[str]) -> int:
     with process_group(world, "auto") as device:
         rank_context = make_rank_context(world, make_layout(settings, 1), device)
         result = {name: compare(settings, rank_context, name, reference, root / "student") for name in CASES}
+        result["compiled"] = compare(compile_all(settings), rank_context, "all", reference, root / "student")
     print(json.dumps(result))
     return 0
+
+
+def compile_all(settings: Settings) -> Settings:
+    """Have layers compiled as on a GPU, by a compiler that runs each operation."""
+    from slipway.trainer.model import build
+
+    build.explain_uncompiled = lambda *_: None
+    build.compile_layers = partial(build.compile_layers, backend="aot_eager")
+    return replace(settings, architecture=replace(settings.architecture, attention_backend="sdpa"))
 
 
 def compare(

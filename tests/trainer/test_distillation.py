@@ -71,7 +71,7 @@ def test_gradients_equal_those_of_a_plain_loss(
     arguments = [str(path), str(free_port()), str(models.root)]
     differences = run_probe(pool, "tests.trainer.probe_distillation", arguments, tmp_path)
     print(differences)
-    assert set(differences) == set(CASES)
+    assert set(differences) == {*CASES, "compiled"}
     for case in differences.values():
         assert case["loss"] < 1e-6
         assert case["gradient"] < 1e-5

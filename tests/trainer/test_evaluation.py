@@ -30,7 +30,7 @@ from slipway.trainer.evaluation import __main__ as program
 from slipway.trainer.evaluation import other_data
 from slipway.trainer.evaluation.harness import Outcome
 from slipway.trainer.evaluation.results import Results
-from slipway.trainer.evaluation.spec import read_evaluation, read_heldout_settings
+from slipway.trainer.evaluation.spec import evaluation_layout, read_evaluation, read_heldout_settings
 from slipway.trainer.world import World
 from tests.trainer.conftest import REPOSITORY, config_with, environment, free_port
 from tests.trainer.conversion.checkpoints import write_checkpoint
@@ -511,6 +511,22 @@ def test_split_named_test_is_read_where_each_split_has_its_data() -> None:
     assert keys["model.virtual_pipeline_model_parallel_size"] is None
     with pytest.raises(UserError, match=r"model\.data\.data_prefix\.test is missing: expected"):
         perplexity.training_keys({f"{prefix}.train": ["/a"]})
+
+
+def test_other_data_and_layouts_are_free_of_the_teacher_and_of_later_weights() -> None:
+    keys = {
+        "exp_manager.explicit_log_dir": "/x",
+        "model.data.data_prefix": [1, "/a", 0, "/b"],
+        "model.tokenizer.vocab_file": "/vocab.json",
+        "model.tokenizer.merge_file": "/merges.txt",
+        "model.teacher": "/absent",
+        "model.distillation.teacher_model.num_layers": 3,
+        "resume.data_weights": [[8, [1, 1]]],
+    }
+    requested = {"data_prefix": ["/c"], "layout": {"pipeline": 2}}
+    perplexity = read_evaluation({"source": "/s", "results": "/r", "perplexity": requested}).perplexity
+    settings = read_heldout_settings(flatten(config_with(keys)), perplexity)
+    assert evaluation_layout(settings, 2).pipeline == 2
 
 
 def test_mistakes_name_the_key_and_leave_nothing(evaluate: Evaluator, tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def _changes(values: Values) -> dict[str, Any]:
 
 
 def find_rewritten_past(values: Values, checkpoint: MarkedCheckpoint) -> RewrittenPast | None:
-    """Return the first key that tells another past than the checkpoint that the training resumes from."""
+    """Return the first key that contradicts what the checkpoint to resume from was trained on."""
     recorded, consumed = node(checkpoint.content, "resume"), checkpoint.content.get("consumed_samples")
     if not isinstance(consumed, int):
         return None

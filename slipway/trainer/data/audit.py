@@ -131,11 +131,11 @@ def audit(
         ``changed`` (the files that are not those of the launch), ``skipped``, ``data_sets`` and ``samples``.
         ``skipped`` are the ranges of samples that were passed over up to this step. Each of the
         ``data_sets`` has had ``samples`` up to this step, of which ``skipped`` were passed over: as long as
-        they are no more than its ``windows``, none was seen twice. Each of the ``samples`` has its ``number``
-        in the batch and in the run, as ``sample``, its ``data_set`` and ``window`` there, and the ``pieces``
-        of documents that it consists of: ``document`` from 0, ``first`` and ``end`` of the tokens within it,
-        ``source`` and ``offset`` where the data set has origins, and ``ids`` on request. Mock data have
-        neither data sets nor pieces.
+        they are no more than its ``windows``, none was seen twice in the order of this data generation. Each
+        of the ``samples`` has its ``number`` in the batch and in the run, as ``sample``, its ``data_set`` and
+        ``window`` there, and the ``pieces`` of documents that it consists of: ``document`` from 0, ``first``
+        and ``end`` of the tokens within it, ``source`` and ``offset`` where the data set has origins, and
+        ``ids`` on request. Mock data have neither data sets nor pieces.
 
     Raises
     ------

@@ -13,6 +13,7 @@ from slipway.common.section_types import Place, load
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.marker import MARKER
 from slipway.trainer.checkpoint.store import Checkpoint
+from slipway.trainer.config.distillation import TEACHER
 from slipway.trainer.config.layout import Layout, make_layout
 from slipway.trainer.config.settings import Settings, read_settings
 
@@ -44,6 +45,8 @@ class Perplexity(sections.Perplexity):
             keys["trainer.limit_val_batches"] = self.batches
         # As many processes as were started; nothing is reduced or gathered besides the computation.
         keys["trainer.devices"] = None
+        # It is in no checkpoint, and does not restrict the layout.
+        keys[TEACHER] = None
         off = ("optim.overlap_grad_sync", "optim.overlap_param_sync", "gradient_accumulation_fusion")
         return {**keys, **{f"model.{name}": False for name in off}}
 
@@ -67,7 +70,9 @@ class Perplexity(sections.Perplexity):
                 )
         if whole is None:
             return {}
-        return {_PREFIX: None, f"{_PREFIX}.train": whole, f"{_PREFIX}.validation": whole}
+        # The run's later weights are of its own data sets.
+        data = {_PREFIX: None, f"{_PREFIX}.train": whole, f"{_PREFIX}.validation": whole}
+        return {**data, "resume.data_weights": None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ def build_model(
     is_trained
         Whether there is memory for gradients; without it the model can only be evaluated.
     teacher
-        The model that it learns from; None if there is none.
+        The model that it learns from, if any.
 
     Returns
     -------
@@ -94,7 +94,10 @@ def _load_teacher(
     settings: Settings, rank_context: RankContext, teacher: Teacher, vocabulary: int
 ) -> list[Any]:
     """Return this rank's chunks of a teacher, with its weights."""
-    plain = replace(settings, architecture=teacher.shape_for(settings), fp8=None, cpu_weights=False)
+    # The buffers of overlapped exchanges have the student's width.
+    parallel = replace(settings.parallel, overlap_tensor=False)
+    shape = teacher.shape_for(settings)
+    plain = replace(settings, architecture=shape, parallel=parallel, fp8=None, cpu_weights=False)
     _, chunks = gpt_chunks(plain, rank_context, vocabulary)
     if settings.precision == "bf16":
         chunks = [chunk.bfloat16() for chunk in chunks]

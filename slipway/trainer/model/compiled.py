@@ -70,6 +70,9 @@ def compile_layers(chunks: Sequence[Any], backend: str = "inductor") -> None:
     compiled = partial(COMPILER, fullgraph=True, dynamic=False, backend=backend)
     graphs: dict[Any, Callable[..., Any]] = {}
     for chunk in chunks:
+        # A teacher's are not wrapped: they have no gradients.
+        wrapper = getattr(chunk, "ddp_config", None)
+        accumulates = wrapper is not None and not wrapper.overlap_grad_reduce
         for stack in (part for part in chunk.modules() if isinstance(part, TransformerBlock)):
             for group in _split(stack):
                 layers = _Layers(group)
@@ -78,7 +81,7 @@ def compile_layers(chunks: Sequence[Any], backend: str = "inductor") -> None:
                     graphs[kind] = compiled(
                         _make_function(layers), options={"guard_filter_fn": _select_guards}
                     )
-                group[0].forward = _Group(graphs[kind], layers, not chunk.ddp_config.overlap_grad_reduce)
+                group[0].forward = _Group(graphs[kind], layers, accumulates)
                 for layer in group[1:]:
                     layer.forward = _pass
             if stack.final_layernorm is not None:

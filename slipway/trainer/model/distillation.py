@@ -57,11 +57,11 @@ class Student(GPTModel):  # type: ignore[misc]
 
     def set_input_tensor(self, input_tensor: Any) -> None:
         """Take the hidden states of the stage before: the student's, and in training the teacher's behind."""
-        (both,) = input_tensor if isinstance(input_tensor, list) else [input_tensor]
-        if both is not None and self.training:
-            both, known = both.split(self._widths, dim=-1)
-            self._teacher[0].set_input_tensor(known.detach())
-        super().set_input_tensor(both)
+        (states,) = input_tensor if isinstance(input_tensor, list) else [input_tensor]
+        if states is not None and self.training:
+            states, teacher_states = states.split(self._widths, dim=-1)
+            self._teacher[0].set_input_tensor(teacher_states.detach())
+        super().set_input_tensor(states)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """Return the losses of the tokens, ``[b, s]``, or the hidden states for the next stage."""
@@ -69,30 +69,31 @@ class Student(GPTModel):  # type: ignore[misc]
             return super().forward(*arguments, **options)
         self._states.clear()
         with torch.no_grad():
-            self._known = self._teacher[0](*arguments, **options)
+            self._teacher_output = self._teacher[0](*arguments, **options)
         output = super().forward(*arguments, **options)
-        known, self._known = self._known, None
-        return output if self.post_process else torch.cat((output, known), dim=-1)
+        teacher_output, self._teacher_output = self._teacher_output, None
+        return output if self.post_process else torch.cat((output, teacher_output), dim=-1)
 
     def _compute_loss(self, labels: Any, logits: Any) -> Any:
         if not self.training:
             return self._plain_loss(labels, logits)
-        terms, known = self._distillation, self._known
-        group = parallel_state.get_tensor_model_parallel_group()
-        padding = max(0, min(known.size(-1), (group.rank() + 1) * known.size(-1) - self._tokens))
+        terms, teacher_logits = self._distillation, self._teacher_output
+        group, width = parallel_state.get_tensor_model_parallel_group(), teacher_logits.size(-1)
+        padding = max(0, min(width, (group.rank() + 1) * width - self._tokens))
         # Finite at each temperature, as the divergence multiplies it by its probability, 0.
-        known[..., known.size(-1) - padding :] = -1e30
+        teacher_logits[..., width - padding :] = -1e30
         weights = (terms.cross_entropy, terms.divergence, terms.temperature)
-        losses = _Divergence.apply(logits, known, labels.transpose(0, 1).contiguous(), group, *weights)
+        targets = labels.transpose(0, 1).contiguous()
+        losses = _Divergence.apply(logits, teacher_logits, targets, group, *weights)
         if self._states:
             losses = losses + terms.cosine * self._compare_states(group)
         return losses.transpose(0, 1).contiguous()
 
     def _compare_states(self, group: Any) -> Any:
         """Return one minus the cosine of both models' last hidden states, ``[s, b]``."""
-        known, own = (state.float() for state in self._states)
+        teacher_states, states = (states.float() for states in self._states)
         self._states.clear()
-        distance = 1 - torch.nn.functional.cosine_similarity(own, known, dim=-1)
+        distance = 1 - torch.nn.functional.cosine_similarity(states, teacher_states, dim=-1)
         if self.config.sequence_parallel:
             # All ranks have the same loss: a rank's gradient is that of its own tokens.
             distance = gather_from_sequence_parallel_region(
@@ -136,7 +137,7 @@ class _Divergence(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any,
         logits: Any,
-        known: Any,
+        teacher_logits: Any,
         labels: Any,
         group: Any,
         entropy_weight: float,
@@ -144,18 +145,19 @@ class _Divergence(torch.autograd.Function):  # type: ignore[misc]
         temperature: float,
     ) -> Any:
         first = group.rank() * logits.size(-1)
-        tops = torch.stack((logits.amax(dim=-1, keepdim=True), known.amax(dim=-1, keepdim=True))).float()
+        tops = torch.stack([each.amax(dim=-1, keepdim=True) for each in (logits, teacher_logits)]).float()
         if group.size() > 1:
             dist.all_reduce(tops, op=dist.ReduceOp.MAX, group=group)
-        sums = torch.stack(_reduce_vocabulary(logits, known, labels, tops, first, temperature))
+        sums = torch.stack(_reduce_vocabulary(logits, teacher_logits, labels, tops, first, temperature))
         if group.size() > 1:
             dist.all_reduce(sums, group=group)
-        total, predicted, warm, known_warm, cross = sums
+        total, predicted, warm, teacher_warm, cross = sums
+        totals = torch.stack((total, warm, teacher_warm))
         # Without its history, as the backward pass writes into it.
-        ctx.save_for_backward(logits.detach(), known, labels, tops, torch.stack((total, warm, known_warm)))
+        ctx.save_for_backward(logits.detach(), teacher_logits, labels, tops, totals)
         ctx.constants = first, entropy_weight, weight, temperature
         entropy = torch.log(total) - predicted
-        divergence = cross / known_warm - torch.log(known_warm) + torch.log(warm)
+        divergence = cross / teacher_warm - torch.log(teacher_warm) + torch.log(warm)
         return (entropy_weight * entropy + weight * temperature**2 * divergence).squeeze(-1)
 
     @staticmethod
@@ -166,28 +168,28 @@ class _Divergence(torch.autograd.Function):  # type: ignore[misc]
 # Compiled on a GPU, as those of slipway/trainer/model/loss.py are.
 @jit_fuser  # type: ignore[untyped-decorator]
 def _reduce_vocabulary(
-    logits: Any, known: Any, labels: Any, tops: Any, first: int, temperature: float
+    logits: Any, teacher_logits: Any, labels: Any, tops: Any, first: int, temperature: float
 ) -> tuple[Any, ...]:
     """Return the sums over this rank's vocabulary, each ``[s, b, 1]``, of logits less the largest one.
 
     They are the sum of exponentials; the label's logit, 0 for a label of another rank; the sums of
     exponentials at the temperature, the student's and the teacher's; and the teacher's times the difference.
     """
-    own, known = logits.float() - tops[0], known.float() - tops[1]
+    own, taught = logits.float() - tops[0], teacher_logits.float() - tops[1]
     places = labels.unsqueeze(-1) - first
     is_here = (places >= 0) & (places < logits.size(-1))
     predicted = torch.where(is_here, own.gather(-1, torch.where(is_here, places, 0)), 0.0)
     total = torch.exp(own).sum(dim=-1, keepdim=True)
     warm = torch.exp(own / temperature).sum(dim=-1, keepdim=True)
-    weights = torch.exp(known / temperature)
-    cross = (weights * ((known - own) / temperature)).sum(dim=-1, keepdim=True)
+    weights = torch.exp(taught / temperature)
+    cross = (weights * ((taught - own) / temperature)).sum(dim=-1, keepdim=True)
     return total, predicted, warm, weights.sum(dim=-1, keepdim=True), cross
 
 
 @jit_fuser  # type: ignore[untyped-decorator]
 def _overwrite_with_gradient(
     logits: Any,
-    known: Any,
+    teacher_logits: Any,
     labels: Any,
     tops: Any,
     sums: Any,
@@ -201,6 +203,6 @@ def _overwrite_with_gradient(
     columns = torch.arange(first, first + logits.size(-1), device=logits.device)
     own = logits.float() - tops[0]
     change = entropy_weight * (torch.exp(own) / sums[0] - (columns == labels.unsqueeze(-1)).float())
-    taught = torch.exp((known.float() - tops[1]) / temperature) / sums[2]
+    taught = torch.exp((teacher_logits.float() - tops[1]) / temperature) / sums[2]
     change += weight * temperature * (torch.exp(own / temperature) / sums[1] - taught)
     return logits.copy_(change * gradient.unsqueeze(-1))
