@@ -211,6 +211,7 @@ def test_watching_a_training_that_hangs(
     user = make_user(plain_sandbox, short_directory)
     told = [
         "watch.chain.reaction=off",
+        "watch.throughput.reaction=off",  # a busy machine may be slow before it hangs
         "watch.tell.every=2",
         f"watch.tell.command=[/bin/cp,/dev/stdin,{user.directory}/told.json]",
     ]

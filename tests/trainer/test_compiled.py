@@ -32,7 +32,7 @@ SHORT = {
     "exp_manager.checkpoint_callback_params.every_n_train_steps": 2,
     "exp_manager.checkpoint_callback_params.save_top_k": -1,
 }
-THREE = {"model.num_layers": 3}
+TWO = {"model.num_layers": 2}
 DROPOUT = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
 RECOMPUTED = {FULL: "full", "model.activations_checkpoint_method": "uniform"}
 RELATIVE = both(position_embedding_type="relative", num_layers=3)
@@ -41,17 +41,17 @@ PIPELINE = {"model.pipeline_model_parallel_size": 2, "model.virtual_pipeline_mod
 # validation. The last word of a name is the compiler: `eager` runs operations, `aot_eager` also those of the
 # gradient.
 CASES: dict[str, tuple[dict[str, Any], int]] = {
-    "gpt eager": (THREE, 4),
-    "dropout aot_eager": ({**THREE, **DROPOUT}, 4),
+    "gpt eager": (TWO, 4),
+    "dropout aot_eager": ({**TWO, **DROPOUT}, 4),
     # The forward pass whose activations are forgotten is a graph without gradients.
-    "recomputed aot_eager": ({**THREE, **DROPOUT, **RECOMPUTED}, 5),
-    "selective eager": ({**THREE, **DROPOUT, FULL: "selective"}, 4),
-    "llama eager": ({**THREE, **LLAMA}, 4),
+    "recomputed aot_eager": ({**TWO, **DROPOUT, **RECOMPUTED}, 5),
+    "selective eager": ({**TWO, **DROPOUT, FULL: "selective"}, 4),
+    "llama eager": ({**TWO, **LLAMA}, 4),
     # Its gradients are autograd's, as each is waited for.
-    "overlap eager": ({**THREE, "model.optim.overlap_grad_sync": True}, 4),
+    "overlap eager": ({**TWO, "model.optim.overlap_grad_sync": True}, 4),
     # Two groups, which share graphs.
     "groups eager": ({"model.num_layers": 6}, 4),
-    INDUCTOR: (THREE, 2),
+    INDUCTOR: (TWO, 2),
 }
 
 

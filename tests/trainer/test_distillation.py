@@ -139,10 +139,10 @@ def test_a_killed_distillation_continues_bitwise_and_starts_once_from_its_teache
         "trainer.max_steps": 12,
         "exp_manager.checkpoint_callback_params.every_n_train_steps": 1,
     }
-    outcome = trainings("whole", changes, world=2)
+    outcome = trainings("taught", changes, world=2)
     assert outcome.codes == [0, 0], outcome.stderr
     for launch in (1, 2, 3):
-        run = Run(trainings, pool, "killed", changes, 2)
+        run = Run(trainings, pool, "taught_and_killed", changes, 2)
         if launch < 3:
             run.wait_for_step(4 * launch)
             run.send(signal.SIGKILL)
@@ -157,7 +157,7 @@ def test_a_killed_distillation_continues_bitwise_and_starts_once_from_its_teache
 
     config = teacher / "config.json"
     config.write_text(config.read_text() + " ")
-    other = trainings("killed", changes, world=2)
+    other = trainings("taught_and_killed", changes, world=2)
     assert other.codes == [2, 2]
     assert f"{teacher}/config.json (model.teacher/config.json): " in other.stderr[0]
     assert "resume.accept_data=data-" in other.stderr[0]

@@ -15,6 +15,7 @@ import yaml
 from slipway.common.errors import UserError
 from slipway.common.sections import LmEval
 from slipway.trainer.evaluation.harness import Tasks
+from tests.trainer.conftest import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -91,7 +92,7 @@ def test_tensorboard_is_needed_only_for_its_logger(
     result = run([*arguments, "with"], PYTHONPATH=str(libraries))
     check_one_line(result, "tensorboard")
     assert f"{logger}=False" in result.stderr
-    result = run([*arguments, "without"], PYTHONPATH=str(libraries))
+    result = run([*arguments, "without"], PYTHONPATH=str(libraries), MASTER_PORT=str(free_port()))
     assert result.returncode == 0, result.stderr
 
 

@@ -246,6 +246,7 @@ _OF_A_GPT = (
     *("model.attention_type", "model.num_micro_batches_with_partial_activation_checkpoints"),
     "model.activations_checkpoint_layers_per_pipeline",
     *(f"model.data.{name}" for name in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")),
+    *(key for key in KEYS if key.startswith("model.distillation.")),
 )
 _OF_A_T5_STACK: dict[str, Status] = {
     **{name: KEYS[f"model.{name}"] for name in _OF_A_STACK},
