@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 # Steps before it compile, choose kernels and fill caches.
@@ -130,7 +131,7 @@ def profile_host(step: Step, steps: int = 5) -> list[tuple[str, float, float]]:
         step()
     profiler.disable()
     rows = [
-        (f"{name} ({file}:{line})", calls / steps, seconds / steps)
+        (f"{name} ({'/'.join(Path(file).parts[-2:])}:{line})", calls / steps, seconds / steps)
         for (file, line, name), (_, calls, seconds, *_) in pstats.Stats(profiler).stats.items()  # type: ignore[attr-defined]
     ]
     return sorted(rows, key=lambda row: -row[2])[:_LONGEST]
