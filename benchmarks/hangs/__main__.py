@@ -74,7 +74,7 @@ class Trial:
         self._moment = directory / f"{self.name}.hang"
 
     def do(self) -> Row:
-        """Launch the run, let it hang, and return what the job has said."""
+        """Launch the run, let it hang, and return the row of its alert."""
         own = [f"cluster.nodelist='{self._lane}'", *_WATCH]
         if self.kind == "train":
             self._launch(*own, *_TRAINING, f"training.run.name={self.name}")
@@ -114,7 +114,7 @@ class Trial:
             raise RuntimeError(done.stderr[-500:])
 
     def _stop(self) -> list[int]:
-        """Stop a rank, and its node's slurmd, once it has done its steps; return what was stopped."""
+        """Stop a rank, and its node's slurmd, once it has done its steps; return the stopped processes."""
         log = self.run / "newest"
         word = (
             f"step +{10 + self.step // 10}/" if self.kind == "train" else f"^number {self.step // 10 * 10}$"

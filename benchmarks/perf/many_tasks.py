@@ -2,8 +2,7 @@
 
     python benchmarks/perf/many_tasks.py [--nodes 64] [--tasks-per-node 16]
 
-A sandbox of so many nodes is booted, all of which share this machine's processors: the seconds are those of
-its kernel as well, and only their ratio says something. The tasks are stubs that write down when they began.
+The nodes are a sandbox's and share this machine's processors: compare the seconds by their ratio alone. The tasks are stubs that write down when they began.
 Slurm's commands are counted by wrappers in front of them on `PATH`, of the launch and of the job together.
 The files that a task opens are counted by `strace` in a job of two tasks.
 """
@@ -141,7 +140,7 @@ def measure(bench: Bench, nodes: int, each: int, tasks: int) -> None:
     print(f"{tasks} tasks on {nodes} nodes of {os.cpu_count()} processors in all")
     print(f"{'':<14}{'first task [s]':>16}{'last task [s]':>16}   Slurm's commands")
     for name, submit in (("bare srun", bench.submit_floor), ("slipway", bench.launch)):
-        submit(1, 1)  # what is read from disk once is read
+        submit(1, 1)  # fills the caches
         time.sleep(5)
         bench.take_calls()
         job = submit(nodes, each)

@@ -1,4 +1,4 @@
-"""Where ranks stand in a hang: what they answer, and which of them is named."""
+"""The answers of ranks in a hang, and the rank that is named."""
 
 from __future__ import annotations
 
