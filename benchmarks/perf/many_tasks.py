@@ -2,9 +2,10 @@
 
     python benchmarks/perf/many_tasks.py [--nodes 64] [--tasks-per-node 16]
 
-The nodes are a sandbox's and share this machine's processors: compare the seconds by their ratio alone. The tasks are stubs that write down when they began.
-Slurm's commands are counted by wrappers in front of them on `PATH`, of the launch and of the job together.
-The files that a task opens are counted by `strace` in a job of two tasks.
+The nodes are a sandbox's and share this machine's processors: compare the seconds by their ratio alone. The
+tasks are stubs that write down when they began. Slurm's commands are counted by wrappers in front of them on
+`PATH`, of the launch and of the job together. The files that a task opens are counted by `strace` in a job of
+two tasks.
 """
 
 from __future__ import annotations
