@@ -4,15 +4,17 @@ import os
 import time
 from typing import Dict, List, Optional, Sequence
 
-from slipway.common.files import to_printable
+from slipway.common.files import RECORD_LIMIT, to_printable
 from slipway.common.node import marks
-from slipway.common.node.excluded import ExcludedNode, append_excluded, read_exclude_file, read_excluded
+from slipway.common.node.excluded import ExcludedNode, append_excluded, parse_exclude_file, read_excluded
 from slipway.common.node.marks import ChainEnd
 from slipway.supervisor.dependent_stages import name_script
 from slipway.supervisor.job import Job
-from slipway.supervisor.slurm import Slurm, submitted_id
+from slipway.supervisor.slurm import Slurm, run_limited, submitted_id
 
 _SUBMISSION_ATTEMPTS = 3
+# For the team's file of nodes to avoid.
+_READ_SECONDS = 10.0
 
 
 class LaterLinks:
@@ -22,6 +24,7 @@ class LaterLinks:
         self._job, self._slurm = job, slurm
         self._settings, self._chain = job.settings, job.settings.chain
         self._next_job: Optional[str] = None
+        self._shared_answers = True
         self._known: Dict[str, bool] = {}  # names of the team's file: whether they are nodes of the cluster
 
     def next_job(self) -> Optional[str]:
@@ -129,13 +132,15 @@ class LaterLinks:
     def _list_shared(self) -> List[str]:
         """Return the nodes of the team's file that the cluster has: Slurm refuses a job for other names."""
         path = self._chain.exclude_file
-        if not path:
+        if not path or not self._shared_answers:
             return []
-        try:
-            names = [entry.node for entry in read_exclude_file(path, time.time())]
-        except (OSError, ValueError) as error:
-            self._job.say(f"resilience.exclude_file cannot be read: {to_printable(str(error))}")
+        # A file server that is gone holds whoever reads: this process must not wait for it, nor ask twice.
+        answer = run_limited(["head", f"--bytes={RECORD_LIMIT}", "--", path], _READ_SECONDS)
+        if answer.code != 0:
+            self._shared_answers = answer.code is not None
+            self._job.say(f"resilience.exclude_file cannot be read: {to_printable(answer.last_line)}")
             return []
+        names = [entry.node for entry in parse_exclude_file(answer.output, time.time())]
         unseen = [name for name in names if name not in self._known]
         if unseen:
             known = self._slurm.known_nodes(unseen)

@@ -272,27 +272,7 @@ class Slurm:
 
     def _run(self, command: Sequence[str], seconds: float, as_submitted: bool = False) -> Answer:
         environment = self._submitted_environment() if as_submitted else self._environment()
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)  # the command inherits it
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                cwd=self._submit_dir() if as_submitted else None,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:
-            return Answer(None, "", f"{command[0]}: {error}")
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        try:
-            output, errors = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            return Answer(None, "", f"{command[0]}: no answer within {seconds} seconds")
-        return Answer(process.returncode, *(text.decode("utf-8", "replace") for text in (output, errors)))
+        return run_limited(command, seconds, environment, self._submit_dir() if as_submitted else None)
 
     def _environment(self) -> Dict[str, str]:
         """Return the environment of a question: the job's own, without the script's exports for the tasks."""
@@ -316,6 +296,36 @@ class Slurm:
     def _submit_dir(self) -> Optional[str]:
         directory = self._job.environment.get("SLURM_SUBMIT_DIR")
         return directory if directory and os.access(directory, os.X_OK) else None
+
+
+def run_limited(
+    command: Sequence[str],
+    seconds: float,
+    environment: Optional[Dict[str, str]] = None,
+    directory: Optional[str] = None,
+) -> Answer:
+    """Run a command that is killed after some seconds, with all that it started; return its answer."""
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)  # the command inherits it
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd=directory,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return Answer(None, "", f"{command[0]}: {error}")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return Answer(None, "", f"{command[0]}: no answer within {seconds} seconds")
+    return Answer(process.returncode, *(text.decode("utf-8", "replace") for text in (output, errors)))
 
 
 def _number(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,6 +98,16 @@ def test_links_avoid_the_nodes_of_the_teams_file(tmp_path: Path) -> None:
     assert f"{file}: gone passed over, as this cluster has no such node" in output
     assert "--exclude=n9,n1 " in chain.submissions()[0]
     assert chain.calls_of("sinfo") == ["sinfo --all --noheader --Node --format=%N --nodes=n1,gone"]
+
+
+def test_a_file_server_that_does_not_answer_holds_no_link(tmp_path: Path) -> None:
+    file = tmp_path / "bad_nodes.tsv"
+    chain = write_chain(tmp_path, f"resilience.exclude_file='{file}'")
+    os.mkfifo(file)
+    chain.tasks("exit 75")
+    _, output = chain.run()
+    assert output.count("resilience.exclude_file cannot be read: head: no answer within 10") == 1
+    assert "--exclude" not in chain.submissions()[0]
 
 
 def test_begin_of_header_is_for_first_link_alone(tmp_path: Path) -> None:

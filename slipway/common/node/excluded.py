@@ -55,7 +55,11 @@ def read_exclude_file(path: AnyPath, now: float) -> Tuple[ExcludedNode, ...]:
     OSError, ValueError
         If it cannot be read, or is larger than a list of nodes can be.
     """
-    text = read_text(path, RECORD_LIMIT, errors="replace")
+    return parse_exclude_file(read_text(path, RECORD_LIMIT, errors="replace"), now)
+
+
+def parse_exclude_file(text: str, now: float) -> Tuple[ExcludedNode, ...]:
+    """Return the nodes that the text of a team's file excludes now, each by its last line."""
     nodes = {excluded.node: excluded for excluded in _parse_lines(text)}
     return tuple(excluded for excluded in nodes.values() if excluded.until > now)
 
