@@ -341,7 +341,10 @@ def print_results(ramp: Ramp, *, as_json: bool) -> None:
     else:
         print(f"the files of this rung: {display_path(last.launch.paths.run_dir)}")
     if last.suspects:
-        print(f"to go on without it: the same command with cluster.exclude={','.join(last.suspects)}")
+        avoided = [ramp.report.draft.plan.job.queue.exclude, *last.suspects]
+        names = ",".join(filter(None, avoided))
+        word = shlex.quote(f"cluster.exclude='{names}'" if "," in names else f"cluster.exclude={names}")
+        print(f"to go on without it: the same command with {word}")
 
 
 def drop_ramp(command: Sequence[str]) -> list[str]:

@@ -27,17 +27,8 @@ _COVERAGE, _CHANCE = 0.90, 0.05
 # Ends that somebody asked for, and mistakes of the program or its configuration, on whatever node they show.
 _NOT_OF_NODES = (
     *("done", "saved", "left", "cancelled", "ended_by_user", "deadline", "preempted", "time_limit", "lost"),
-    *(
-        "failed",
-        "mistake",
-        "diverged",
-        "setup",
-        "import_error",
-        "gpu_out_of_memory",
-        "disk_full",
-        "container",
-    ),
-    *("port_taken", "unknown"),
+    *("failed", "mistake", "diverged", "setup", "import_error", "gpu_out_of_memory", "out_of_memory"),
+    *("disk_full", "container", "port_taken", "rejected", "unknown"),
 )
 
 

@@ -73,22 +73,30 @@ def _find_slowest(launch: Launch, hosts: tuple[str, ...]) -> SlowRank | None:
     """Return the slowest rank of the phase in which one node is the furthest behind; our trainer's alone."""
     behind: defaultdict[tuple[str, int], float] = defaultdict(float)
     ranks: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-    records = list(_phase_records(launch))
-    for record in records:
-        for phase, values in record["phases"].items():
-            place = phase, values["slowest_rank"] // launch.manifest.tasks_per_node
-            if phase not in _WAITING and place[1] < len(hosts):
-                behind[place] += values["spread"]
-                ranks[place].append(values["slowest_rank"])
+    steps = 0
+    for record in _phase_records(launch):
+        # Anybody may have written the file.
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            spreads = [
+                (phase, values["slowest_rank"], float(values["spread"]))
+                for phase, values in record["phases"].items()
+                if phase not in _WAITING
+            ]
+            steps += 1
+            for phase, rank, seconds in spreads:
+                place = phase, rank // launch.manifest.tasks_per_node
+                if place[1] < len(hosts):
+                    behind[place] += seconds
+                    ranks[place].append(rank)
     if not behind:
         return None
     worst = max(behind, key=behind.__getitem__)
-    return SlowRank(worst[0], mode(ranks[worst]), hosts[worst[1]], behind[worst] / len(records))
+    return SlowRank(worst[0], mode(ranks[worst]), hosts[worst[1]], behind[worst] / steps)
 
 
 def _phase_records(launch: Launch) -> Iterator[dict[str, Any]]:
     """Yield the records of phases since the trainer's last start, without that of the first step."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         text = read_text(launch.paths.metrics, _METRICS_BYTES, errors="replace")
         for line in text[max(text.rfind('{"kind": "start"'), 0) :].splitlines():
             if line.startswith('{"kind": "phases"') and (record := json.loads(line))["first_step"] > 1:

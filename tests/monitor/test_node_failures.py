@@ -12,12 +12,14 @@ from monitor_samples import Runs, log
 from launcher.cli.app import main
 from launcher.jobs.launches import readable_launches
 from launcher.monitor.node_failures import (
+    _NOT_OF_NODES,
     NodeFailure,
     NodeRecord,
     count_node_failures,
     mark_worse,
     poisson_interval,
 )
+from slipway.common.node.judging import RULES, UNKNOWN
 
 DAY = 86400
 NOON = 1_790_000_000.0
@@ -129,6 +131,10 @@ def test_job_without_an_end_counts_until_its_log_changed_last(runs: Runs) -> Non
     log(directory).touch()
     os.utime(log(directory), (NOON, NOON + DAY))
     assert count(runs)["n1"].days == pytest.approx(1)
+
+
+def test_ends_that_no_node_is_blamed_for_are_rules() -> None:
+    assert set(_NOT_OF_NODES) <= {rule.name for rule in (*RULES, UNKNOWN)}
 
 
 def test_names_that_are_no_nodes_are_passed_over(runs: Runs) -> None:

@@ -63,6 +63,8 @@ def test_rank_that_the_others_wait_for_explains_a_drop(runs: Runs) -> None:
         phases(1, data=(99.0, 0)),
         phases(2, forward_backward=(0.8, 2), reduction=(9.0, 0), data=(0.5, 1)),
         phases(3, forward_backward=(0.9, 3), reduction=(9.0, 1)),
+        {**phases(3), "phases": [1]},
+        {**phases(3), "phases": {"data": {"spread": "wide"}}},
         phases(4, forward_backward=(1.0, 3)),
     ]
     speed = measure(runs, START, train(1, 1.0), train(2, 500.0), *slow)

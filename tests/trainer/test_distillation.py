@@ -200,6 +200,7 @@ def test_what_does_not_fit_is_refused_before_the_job(
     ("teacher", "message"),
     [
         ("absent", "there is no such directory"),
+        ("a" * 300, "it cannot be read: File name too long"),
         (".", "no complete.json; expected a checkpoint, or Hugging Face's files"),
         ("t5", "it is a T5: expected a GPT"),
         ("teacher", "tokens, and model.tokenizer 7 (a test): expected the teacher's tokenizer"),

@@ -137,6 +137,8 @@ def _look(path: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Teach
         teacher, checkpoint = _describe(path, settings)
     except UserError as error:
         raise UserError(f"{TEACHER}={path}: {error}") from None
+    except OSError as error:
+        raise UserError(f"{TEACHER}={path}: it cannot be read: {error.strerror}") from None
     description = teacher.description
     if description.encoder is not None:
         raise UserError(f"{TEACHER}={path}: it is a T5: expected a GPT, as its student is")
